@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fleetkeeper_gateway.batch.model import (
@@ -92,6 +93,13 @@ def results(numbers: Iterable[int], fence: int = 1) -> list[Result]:
         Result(number, 1, fence + place, number % 3 != 0, b'{"line":%d}' % number)
         for place, number in enumerate(numbers)
     ]
+
+
+def files_in(directory: Path) -> list[str]:
+    """All files below a directory."""
+    return sorted(
+        str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
+    )
 
 
 async def parts_of(*parts: bytes) -> AsyncIterator[bytes]:

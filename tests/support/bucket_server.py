@@ -177,9 +177,7 @@ class BucketServer:
         if bucket != BUCKET:
             return web.Response(status=404, text="<Error><Code>NoSuchBucket</Code></Error>")
         if not key:
-            if request.method == "POST" and "delete" in request.query:
-                return await self._delete_many(request)
-            return self._list(request)
+            return await self._of_bucket(request)
         if "uploadId" in request.query or "uploads" in request.query:
             return await self._multipart(request, key)
         if request.method == "PUT":
@@ -189,6 +187,11 @@ class BucketServer:
             is_s3 = "x-amz-date" in request.headers
             return web.Response(status=204 if existed or is_s3 else 404)
         return self._get(request, key)
+
+    async def _of_bucket(self, request: web.Request) -> web.Response:
+        if request.method == "POST" and "delete" in request.query:
+            return await self._delete_many(request)
+        return self._list(request)
 
     def _put(self, request: web.Request, key: str, data: bytes) -> web.Response:
         must_be_new = (
@@ -211,7 +214,9 @@ class BucketServer:
             return web.Response(status=404, text="<Error><Code>NoSuchKey</Code></Error>")
         wanted = request.headers.get("Range")
         if wanted is None:
-            return web.Response(body=found.data, headers=found.headers)
+            # aiohttp leaves out the length of an answer to HEAD that is empty.
+            size = {"Content-Length": str(len(found.data))}
+            return web.Response(body=found.data, headers={**found.headers, **size})
         first, last = (int(one) for one in wanted.removeprefix("bytes=").split("-"))
         if first >= len(found.data):
             return web.Response(status=416)

@@ -154,14 +154,10 @@ class StoredBatches:
         content = segments.encode(results)
         while True:
             name = segments.new_name(results)
-            if await self._objects.create(
-                paths.segment(record.key_id, record.id, name), content
-            ):
+            if await self._objects.create(paths.segment(record.key_id, record.id, name), content):
                 return name
 
-    async def results(
-        self, record: BatchRecord
-    ) -> AsyncIterator[tuple[str, Sequence[Result]]]:
+    async def results(self, record: BatchRecord) -> AsyncIterator[tuple[str, Sequence[Result]]]:
         """Return all segments with their names, by their lowest fence. A torn one is logged and left out."""
         objects = await self._objects.list(paths.segments_of(record.key_id, record.id))
         for first in range(0, len(objects), SEGMENTS_AT_ONCE):
@@ -173,7 +169,11 @@ class StoredBatches:
                 try:
                     yield path.rpartition("/")[2], segments.decode(content)
                 except segments.TornSegment as error:
-                    log.error("a segment is torn, so its results do not count", path=path, error=str(error))
+                    log.warning(
+                        "a segment is torn, so its results do not count",
+                        path=path,
+                        error=str(error),
+                    )
 
     # -- the end ----------------------------------------------------------------------------------
 

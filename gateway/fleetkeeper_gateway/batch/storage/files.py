@@ -111,9 +111,7 @@ class StoredFiles:
 
     def expiry(self, record: FileRecord) -> float:
         """Return the Unix seconds at which a file ceases to exist."""
-        return (
-            record.expires if record.expires is not None else record.created + self._retention_s
-        )
+        return record.expires if record.expires is not None else record.created + self._retention_s
 
     def has_expired(self, record: FileRecord, now: float) -> bool:
         """Return whether a file has ceased to exist."""

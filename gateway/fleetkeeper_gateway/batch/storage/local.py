@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -51,7 +52,7 @@ class LocalObjects(ReadableObjects):
         staged = StagedFile(self._directory)
         try:
             async for part in parts:
-                await self._in_thread("write", path, lambda data=part: staged.append(data))
+                await self._in_thread("write", path, partial(staged.append, part))
             await self._in_thread("write", path, lambda: staged.publish(path, replace=True))
         finally:
             staged.given_up = True

@@ -52,9 +52,7 @@ class ReadableObjects:
         if not length:
             return b""
         async with self._limited(READ, path):
-            found = await obstore.get_range_async(
-                self._store, path, start=offset, length=length
-            )
+            found = await obstore.get_range_async(self._store, path, start=offset, length=length)
         if len(found) != length:
             raise StorageError(
                 f"cannot read {self._place}/{path}: it ends at {offset + len(found)}, "

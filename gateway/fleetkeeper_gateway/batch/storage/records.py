@@ -96,7 +96,7 @@ class Records:
                 try:
                     return await self.kept(path, kind)
                 except BrokenObject as error:
-                    log.error("a record is left out", path=path, error=str(error))
+                    log.warning("a record is left out", path=path, error=str(error))
                     return None
 
         found = await asyncio.gather(*map(one, paths))

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from obstore.exceptions import BaseError
-from obstore.store import ClientConfig, GCSStore, RetryConfig, S3Store
+from obstore.store import GCSStore, S3Store
 
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage.batches import StoredBatches
@@ -24,6 +24,10 @@ from fleetkeeper_gateway.batch.storage.paths import BadPart, checked
 from fleetkeeper_gateway.batch.storage.records import Records
 from fleetkeeper_gateway.batch.storage.remote import RemoteObjects
 from fleetkeeper_gateway.batch.storage.sweeper import Sweeper
+
+if TYPE_CHECKING:
+    # Only the stubs have them.
+    from obstore.store import ClientConfig, RetryConfig
 
 VARIABLE: Final = "FLEETKEEPER_GATEWAY_BATCH_STORE"
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
@@ -67,19 +71,19 @@ class Storage:
             self.lock.close()
 
 
-def create_storage(
-    settings: BatchSettings, *, wall: Callable[[], float] = time.time
-) -> Storage:
+def create_storage(settings: BatchSettings, *, wall: Callable[[], float] = time.time) -> Storage:
     """Return the store of the settings. It is not asked anything yet: see `Storage.check`.
 
     Raises:
         StoreRefused: if the settings name none, or another process uses the directory.
     """
     url = urlsplit(settings.batch_store)
+    objects: LocalObjects | RemoteObjects
+    lock: DirectoryLock | None = None
     if url.scheme == "file":
         objects, lock = _directory(url, settings)
     else:
-        objects, lock = _bucket(url, settings), None
+        objects = _bucket(url, settings)
     records = Records(objects)
     retention_s = settings.batch_retention_days * DAY_S
     files = StoredFiles(objects, records, retention_s=retention_s, wall=wall)
@@ -139,9 +143,10 @@ def _bucket(url: SplitResult, settings: BatchSettings) -> RemoteObjects:
 
 
 def _client_options(timeout_s: float) -> ClientConfig:
-    options = ClientConfig(
-        timeout=timedelta(seconds=timeout_s), connect_timeout=timedelta(seconds=min(5.0, timeout_s))
-    )
+    options: ClientConfig = {
+        "timeout": timedelta(seconds=timeout_s),
+        "connect_timeout": timedelta(seconds=min(5.0, timeout_s)),
+    }
     if any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS):
         # Whoever writes http:// there means it.
         options["allow_http"] = True
@@ -150,12 +155,12 @@ def _client_options(timeout_s: float) -> ClientConfig:
 
 def _retries(timeout_s: float) -> RetryConfig:
     """Return how calls are repeated: until half of their time is over, so that the last one can end."""
-    return RetryConfig(
-        max_retries=10,
-        retry_timeout=timedelta(seconds=timeout_s / 2),
-        backoff={
+    return {
+        "max_retries": 10,
+        "retry_timeout": timedelta(seconds=timeout_s / 2),
+        "backoff": {
             "init_backoff": timedelta(seconds=0.1),
             "max_backoff": timedelta(seconds=max(0.2, timeout_s / 10)),
             "base": 2,
         },
-    )
+    }

@@ -124,7 +124,9 @@ class Sweeper:
         ]
         await self._objects.delete(orphans)
         swept.orphans += len(orphans)
-        names = [group[paths.FILE_RECORD].path for group in groups.values() if paths.FILE_RECORD in group]
+        names = [
+            group[paths.FILE_RECORD].path for group in groups.values() if paths.FILE_RECORD in group
+        ]
         expired = [
             record
             for record in await self._records.all(names, FILE)
@@ -151,7 +153,9 @@ class Sweeper:
                 path = paths.batch_object(*place, paths.BATCH_RECORD)
                 record = await self._records.kept(path, BATCH)
             except BrokenObject as error:
-                log.error("files are kept, because a batch cannot be read", key=key_id, error=str(error))
+                log.warning(
+                    "files are kept, because a batch cannot be read", key=key_id, error=str(error)
+                )
                 return None
             if record is None:
                 # It is being created. Next time there is a record, or no marker.
@@ -184,7 +188,7 @@ class Sweeper:
         try:
             final = await self._records.kept(group[paths.FINAL].path, END)
         except BrokenObject as error:
-            log.error("a batch is kept, because its end cannot be read", error=str(error))
+            log.warning("a batch is kept, because its end cannot be read", error=str(error))
             return
         if final is None:
             return

@@ -59,11 +59,11 @@ def local(directory: Path, clock: Clock) -> Iterator[Storage]:
 
 
 @pytest.fixture(params=["s3", "gs"])
-async def remote(
+def remote(
     request: pytest.FixtureRequest, bucket: BucketServer, clock: Clock
-) -> AsyncIterator[Callable[[float], Storage]]:
+) -> Callable[[float], Storage]:
     """Make stores in a bucket, with a time limit in seconds."""
-    yield lambda timeout_s: create_storage(
+    return lambda timeout_s: create_storage(
         settings(f"{request.param}://{BUCKET}/{PREFIX}", batch_store_timeout_seconds=timeout_s),
         wall=clock,
     )

@@ -80,9 +80,7 @@ async def test_a_marker_without_a_record_is_no_batch(storage: Storage) -> None:
     assert await storage.batches.get(KEY, batch_id(1)) is None
 
 
-async def test_a_broken_batch_is_reported_and_hides_no_other(
-    storage: Storage
-) -> None:
+async def test_a_broken_batch_is_reported_and_hides_no_other(storage: Storage) -> None:
     await storage.batches.create(a_batch(1))
     await storage.batches.create(a_batch(2))
     path = f"keys/{KEY}/batches/{batch_id(1)}/batch.json"
@@ -173,9 +171,7 @@ async def test_results_are_read_as_they_were_written(storage: Storage) -> None:
     assert all(len(name) <= 24 for name in found)
 
 
-async def test_a_torn_segment_is_logged_and_left_out(
-    storage: Storage
-) -> None:
+async def test_a_torn_segment_is_logged_and_left_out(storage: Storage) -> None:
     record = a_batch()
     torn = await storage.batches.add_segment(record, results([1], fence=1))
     whole = await storage.batches.add_segment(record, results([1], fence=2))

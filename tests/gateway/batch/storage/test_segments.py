@@ -30,7 +30,9 @@ def test_a_segment_is_read_as_it_was_written(written: list[Result]) -> None:
 
 
 @given(_RESULTS, st.data())
-def test_a_segment_that_is_cut_or_changed_is_torn(written: list[Result], data: st.DataObject) -> None:
+def test_a_segment_that_is_cut_or_changed_is_torn(
+    written: list[Result], data: st.DataObject
+) -> None:
     content = segments.encode(written)
     cut = data.draw(st.integers(0, len(content) - 1))
     with pytest.raises(segments.TornSegment):
