@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import gc
 import json
 import resource
 import sys
@@ -138,6 +139,9 @@ async def measure(folder: Path, one: Input) -> list[str]:
         batches=storage.batches,
         on_created=lambda record: validations.append(asyncio.create_task(validate(record))),
     )
+    # What lives long is not collected again, as in the process itself.
+    gc.collect()
+    gc.freeze()
     async with world.running():
         seconds, stop_s = await watched(run_client(world.url, path, one.endpoint))
     await asyncio.gather(*validations)

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -41,6 +41,13 @@ def line(number: int, **changes: Any) -> dict[str, Any]:
 def jsonl(lines: Sequence[object]) -> bytes:
     """Return the bytes of an input file."""
     return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+
+async def until(done: Callable[[], object]) -> None:
+    """Wait until a condition holds that no event tells of."""
+    async with asyncio.timeout(GUARD_S):
+        while not done():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.01)
 
 
 class _Server(uvicorn.Server):

@@ -293,13 +293,13 @@ class MemoryQueue:
         if self.down:
             raise QueueDown("the queue is down")
 
-    async def add(self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]) -> None:
+    async def add(
+        self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]
+    ) -> None:
         self._check()
         if record.id not in self._batches:
             by_number = {line.number: line for line in lines}
-            self._batches[record.id] = _Queued(
-                record, validated.model, by_number, deque(by_number)
-            )
+            self._batches[record.id] = _Queued(record, validated.model, by_number, deque(by_number))
             self._changed.set()
 
     async def take(self, free: Mapping[str, int], wait_s: float) -> Sequence[Taken]:

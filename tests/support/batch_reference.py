@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,11 +55,9 @@ def reference(data: bytes, endpoint: str, max_lines: int, max_bytes: int) -> Ref
 
 def _mistake(text: bytes, endpoint: str, ids: set[str], found: Reference) -> str | None:
     try:
-        decoded = text.decode("utf-8")
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_Pairs, parse_constant=_refuse)
     except UnicodeDecodeError:
         return "invalid_utf8"
-    try:
-        value = json.loads(decoded, object_pairs_hook=_Pairs, parse_constant=_refuse)
     except ValueError:
         return "invalid_json_line"
     if _has_duplicates(value):
@@ -66,32 +65,32 @@ def _mistake(text: bytes, endpoint: str, ids: set[str], found: Reference) -> str
     if not isinstance(value, _Pairs):
         return "invalid_json_line"
     fields = dict(value)
-    if "custom_id" not in fields:
-        return "missing_required_parameter"
-    custom_id = fields["custom_id"]
-    if type(custom_id) is not str or not custom_id or len(custom_id) > 512 or not _is_text(custom_id):
-        return "invalid_custom_id"
-    if custom_id in ids:
-        return "duplicate_custom_id"
-    ids.add(custom_id)
-    if "method" not in fields:
-        return "missing_required_parameter"
-    if fields["method"] != "POST":
-        return "invalid_method"
-    if "url" not in fields:
-        return "missing_required_parameter"
-    if fields["url"] != endpoint:
-        return "invalid_url"
-    if "body" not in fields:
-        return "missing_required_parameter"
-    if not isinstance(fields["body"], _Pairs):
-        return "invalid_body"
-    return _mistake_of_body(dict(fields["body"]), found)
+    return _mistake_of_fields(fields, endpoint, ids) or _mistake_of_body(
+        dict(fields["body"]), found
+    )
+
+
+def _mistake_of_fields(fields: dict[str, Any], endpoint: str, ids: set[str]) -> str | None:
+    rules: list[tuple[str, str, Callable[[Any], bool]]] = [
+        ("custom_id", "invalid_custom_id", lambda one: _is_text(one, 512)),
+        ("custom_id", "duplicate_custom_id", lambda one: one not in ids),
+        ("method", "invalid_method", lambda one: one == "POST"),
+        ("url", "invalid_url", lambda one: one == endpoint),
+        ("body", "invalid_body", lambda one: isinstance(one, _Pairs)),
+    ]
+    for name, code, is_valid in rules:
+        if name not in fields:
+            return "missing_required_parameter"
+        if not is_valid(fields[name]):
+            return code
+        if code == "duplicate_custom_id":
+            ids.add(fields["custom_id"])
+    return None
 
 
 def _mistake_of_body(body: dict[str, Any], found: Reference) -> str | None:
     model = body.get("model")
-    if type(model) is not str or not model or len(model) > 256 or not _is_text(model):
+    if not isinstance(model, str) or not _is_text(model, 256):
         return "invalid_model"
     found.model = found.model or model
     if model != found.model:
@@ -103,8 +102,12 @@ def _refuse(name: str) -> None:
     raise ValueError(name)
 
 
-def _is_text(value: str) -> bool:
-    return not any(0xD800 <= ord(character) <= 0xDFFF for character in value)
+def _is_text(value: object, most: int) -> bool:
+    return (
+        isinstance(value, str)
+        and 1 <= len(value) <= most
+        and not any(0xD800 <= ord(character) <= 0xDFFF for character in value)
+    )
 
 
 def _has_duplicates(value: object) -> bool:

@@ -56,9 +56,7 @@ def parse_batch_request(body: bytes) -> BatchRequest:
     )
     if fields:
         name = next(iter(fields))[:_SHOWN]
-        raise Refusal(
-            400, "unknown_parameter", f"The parameter {name!r} is not known.", param=name
-        )
+        raise Refusal(400, "unknown_parameter", f"The parameter {name!r} is not known.", param=name)
     return request
 
 
@@ -77,9 +75,7 @@ def _object(body: bytes) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise Refusal(
-            400, "duplicate_field", "A field of the body is there twice. Send it once."
-        )
+        raise Refusal(400, "duplicate_field", "A field of the body is there twice. Send it once.")
     return fields
 
 

@@ -21,7 +21,9 @@ _MAX_EPILOGUE_BYTES = 65_536
 _MAX_NAME_CHARACTERS = 1000
 _END_OF_HEAD = b"\r\n\r\n"
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]+)"|([^;\s"]+))', re.IGNORECASE)
-_DISPOSITION = re.compile(rb"^content-disposition:\s*form-data\s*(;.*)$", re.IGNORECASE | re.MULTILINE)
+_DISPOSITION = re.compile(
+    rb"^content-disposition:\s*form-data\s*(;.*)$", re.IGNORECASE | re.MULTILINE
+)
 _PARAMETER = re.compile(rb';\s*(name|filename)=(?:"((?:[^"\\]|\\.)*)"|([^;\s"]+))', re.IGNORECASE)
 _ESCAPED = re.compile(r"\\(.)")
 

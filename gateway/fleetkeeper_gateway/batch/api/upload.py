@@ -9,7 +9,13 @@ from collections.abc import AsyncIterator
 import structlog
 
 from fleetkeeper_gateway.batch.api.call import Call
-from fleetkeeper_gateway.batch.api.checks import MAX_EXPIRY_S, MIN_EXPIRY_S, NO_RETRY, PURPOSE, invalid
+from fleetkeeper_gateway.batch.api.checks import (
+    MAX_EXPIRY_S,
+    MIN_EXPIRY_S,
+    NO_RETRY,
+    PURPOSE,
+    invalid,
+)
 from fleetkeeper_gateway.batch.api.documents import file_document
 from fleetkeeper_gateway.batch.api.multipart import Form, Part
 from fleetkeeper_gateway.batch.api.parts import ApiParts
@@ -146,9 +152,7 @@ class UploadCalls:
                 raise
         return file_document(record, parts.expiry(record))
 
-    async def _keep(
-        self, key_id: str, file_id: str, upload: UploadedFile, size: int
-    ) -> FileRecord:
+    async def _keep(self, key_id: str, file_id: str, upload: UploadedFile, size: int) -> FileRecord:
         """Make a stored file exist, if the key is still in force and has not reached its quota."""
         parts, now = self._parts, self._parts.now
         if not parts.keys.in_force(key_id, now):

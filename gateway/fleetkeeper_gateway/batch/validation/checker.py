@@ -136,7 +136,9 @@ def _parse(text: bytes) -> dict[str, Any]:
     try:
         decoded = text.decode()
     except UnicodeDecodeError as error:
-        raise BadLine("invalid_utf8", f"The line is not UTF-8 from its byte {error.start}.") from None
+        raise BadLine(
+            "invalid_utf8", f"The line is not UTF-8 from its byte {error.start}."
+        ) from None
     if len(text) > SMALL_BYTES:
         _check_values(text)
     try:

@@ -41,9 +41,7 @@ class Findings:
     def add_line(self, line: FoundLine) -> None:
         """Keep a line."""
         max_tokens = _ENGINE_DECIDES if line.max_tokens is None else line.max_tokens
-        self.rows += _ROW.pack(
-            line.offset, line.length, line.body_bytes, max_tokens, line.choices
-        )
+        self.rows += _ROW.pack(line.offset, line.length, line.body_bytes, max_tokens, line.choices)
 
     def add_mistake(self, mistake: Mistake) -> None:
         """Keep a mistake, or count it if there are many."""

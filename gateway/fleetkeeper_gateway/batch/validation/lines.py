@@ -34,14 +34,13 @@ def read_lines(file: BinaryIO, max_bytes: int) -> Iterator[RawLine]:
         mark = len(BOM) if number == 1 and piece.startswith(BOM) else 0
         start = offset + mark
         offset += len(piece)
-        text: bytes | None = piece[mark:].removesuffix(b"\n").removesuffix(b"\r")
-        if _is_cut(piece, most) or len(text) > max_bytes:
-            text = None
+        text = piece[mark:].removesuffix(b"\n").removesuffix(b"\r")
+        is_too_long = len(text) > max_bytes or _is_cut(piece, most)
         while _is_cut(piece, most):
             piece = file.readline(most)
             offset += len(piece)
-        if text is None or text.strip(_SPACE):
-            yield RawLine(number, start, text)
+        if is_too_long or text.strip(_SPACE):
+            yield RawLine(number, start, None if is_too_long else text)
 
 
 def _is_cut(piece: bytes, most: int) -> bool:

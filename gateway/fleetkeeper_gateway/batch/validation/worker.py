@@ -19,9 +19,7 @@ _NICE = 5
 """Requests go before the validation of a file."""
 
 
-def check_file(
-    file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes: int
-) -> Findings:
+def check_file(file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes: int) -> Findings:
     """Return what a file has. Its memory is bounded by one line and what is found.
 
     Args:
@@ -42,9 +40,12 @@ def check_file(
             )
             break
         findings.lines += 1
+        if text is None:
+            findings.add_mistake(
+                Mistake("line_too_long", f"The line has more than {max_line_bytes} bytes.", number)
+            )
+            continue
         try:
-            if text is None:
-                raise BadLine("line_too_long", f"The line has more than {max_line_bytes} bytes.")
             asked = checker.check(number, text)
         except BadLine as bad:
             findings.add_mistake(Mistake(bad.code, str(bad), number, bad.param))
@@ -60,7 +61,7 @@ def main(endpoint: str, max_lines: str, max_line_bytes: str) -> None:
     """Check standard input."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE_BYTES, _ADDRESS_SPACE_BYTES))
     os.nice(_NICE)
-    with open(0, "rb", buffering=_READ_BYTES) as file:  # noqa: PTH123 - a descriptor
+    with open(0, "rb", buffering=_READ_BYTES) as file:
         findings = check_file(
             file, endpoint, max_lines=int(max_lines), max_line_bytes=int(max_line_bytes)
         )

@@ -9,7 +9,15 @@ import openai
 import pytest
 
 from fleetkeeper_gateway.batch.api.batch_request import ENDPOINTS
-from fleetkeeper_gateway.batch.model import BatchRecord, Counts, FileRecord, Final, LineRef, Status, Validated
+from fleetkeeper_gateway.batch.model import (
+    BatchRecord,
+    Counts,
+    FileRecord,
+    Final,
+    LineRef,
+    Status,
+    Validated,
+)
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from tests.support.batch_api import CHAT, ApiWorld, jsonl, line
 
@@ -122,9 +130,18 @@ async def test_a_window_is_a_number_of_minutes_hours_or_days(
         ({"metadata": {"n": "v" * 513}}, "metadata"),
         ({"metadata": {"n": 1}}, "metadata"),
         ({"metadata": ["n"]}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 3599}}, "output_expires_after.seconds"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": True}}, "output_expires_after.seconds"),
-        ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "output_expires_after.anchor"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 3599}},
+            "output_expires_after.seconds",
+        ),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": True}},
+            "output_expires_after.seconds",
+        ),
+        (
+            {"output_expires_after": {"anchor": "now", "seconds": 3600}},
+            "output_expires_after.anchor",
+        ),
         ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
         ({"extra_body": {"priority": 1}}, "priority"),
     ],
@@ -154,10 +171,24 @@ async def test_a_wrong_parameter_is_refused(
         (b'{"endpoint":"a","endpoint":"b"}', "duplicate_field"),
         (b'{"metadata":{"a":"1","a":"2"}}', "duplicate_field"),
         (b"{}", "missing_parameter"),
-        (b'{"input_file_id":"f","endpoint":"/v1/embeddings","completion_window":"1h","metadata":{"a":"\\ud800"}}', "invalid_value"),
+        (
+            b'{"input_file_id":"f","endpoint":"/v1/embeddings","completion_window":"1h","metadata":{"a":"\\ud800"}}',
+            "invalid_value",
+        ),
         (b'{"input_file_id":"' + b"x" * 100_000 + b'"}', "body_too_large"),
     ],
-    ids=["empty", "list", "broken", "utf-8", "deep", "twice", "nested twice", "missing", "surrogate", "large"],
+    ids=[
+        "empty",
+        "list",
+        "broken",
+        "utf-8",
+        "deep",
+        "twice",
+        "nested twice",
+        "missing",
+        "surrogate",
+        "large",
+    ],
 )
 async def test_a_wrong_body_is_refused(world: ApiWorld, body: bytes, code: str) -> None:
     async with world.connected() as raw:
@@ -190,7 +221,12 @@ async def test_the_input_must_be_a_file_for_batches(
 async def test_every_endpoint_that_needs_the_model_is_accepted(
     client: openai.AsyncOpenAI, file_id: str
 ) -> None:
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"} < ENDPOINTS
+    assert {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+    } < ENDPOINTS
     for endpoint in ENDPOINTS:
         assert (await create(client, file_id, endpoint=endpoint)).endpoint == endpoint
 
@@ -248,7 +284,7 @@ async def test_a_batch_that_ends_while_it_is_read_is_shown_as_ended(
     (record,) = world.created
     await validate(world, record)
 
-    async def counts(_: BatchRecord) -> Counts | None:
+    async def counts(record: BatchRecord) -> Counts | None:
         await world.batches.put_final(record, Final(Status.COMPLETED, int(world.now), Counts(2, 2)))
         return None
 
@@ -277,9 +313,7 @@ async def test_a_cancelled_batch_keeps_the_time_of_the_first_call(
     assert refused.value.response.headers["x-should-retry"] == "false"
 
 
-async def test_a_list_has_pages_newest_first(
-    client: openai.AsyncOpenAI, file_id: str
-) -> None:
+async def test_a_list_has_pages_newest_first(client: openai.AsyncOpenAI, file_id: str) -> None:
     ids = [(await create(client, file_id)).id for _ in range(25)]
     first = await client.batches.list()
     assert [one.id for one in first.data] == ids[:4:-1]

@@ -21,7 +21,12 @@ async def create(client: openai.AsyncOpenAI, data: bytes = DATA) -> str:
 async def output_file(world: ApiWorld, data: bytes, key: str = "one") -> str:
     """Store an output file, as finalizing a batch does."""
     record = FileRecord(
-        f"file-{len(world.files.kept):032x}", key, "out.jsonl", "batch_output", len(data), int(world.now)
+        f"file-{len(world.files.kept):032x}",
+        key,
+        "out.jsonl",
+        "batch_output",
+        len(data),
+        int(world.now),
     )
     await world.files.add(record, data)
     return record.id
@@ -164,11 +169,11 @@ async def test_a_deletion_and_a_new_batch_do_not_both_succeed(
 ) -> None:
     for _ in range(5):
         file_id = await create(client)
-        deleted, created = await asyncio.gather(
+        results = await asyncio.gather(
             client.files.delete(file_id),
             client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h"),
             return_exceptions=True,
         )
-        assert isinstance(deleted, openai.ConflictError) != isinstance(
-            created, openai.NotFoundError
-        )
+        was_kept = isinstance(results[0], openai.ConflictError)
+        was_missing = isinstance(results[1], openai.NotFoundError)
+        assert was_kept != was_missing

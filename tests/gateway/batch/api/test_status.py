@@ -199,9 +199,7 @@ def test_mistakes_are_shown_as_a_list() -> None:
     shown = batch_document(Facts(RECORD, BAD), 1600)
     assert shown["errors"] == {
         "object": "list",
-        "data": [
-            {"code": "invalid_utf8", "message": "It is not UTF-8.", "line": 3, "param": None}
-        ],
+        "data": [{"code": "invalid_utf8", "message": "It is not UTF-8.", "line": 3, "param": None}],
     }
     assert shown["model"] is None
     assert batch_document(Facts(RECORD, GOOD), 1600)["errors"] is None

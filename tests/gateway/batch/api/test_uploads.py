@@ -10,7 +10,7 @@ import pytest
 
 from fleetkeeper_gateway.batch.api.per_key import MAX_UPLOADS
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from tests.support.batch_api import GUARD_S, ApiWorld, form, jsonl, line, upload_head
+from tests.support.batch_api import ApiWorld, form, jsonl, line, until, upload_head
 
 PURPOSE = ("purpose", None, b"batch")
 DATA = jsonl([line(1), line(2)])
@@ -25,9 +25,7 @@ def stored(world: ApiWorld) -> list[bytes]:
     return list(world.objects.kept.values())
 
 
-async def test_a_file_is_stored_as_it_was_sent(
-    world: ApiWorld, client: openai.AsyncOpenAI
-) -> None:
+async def test_a_file_is_stored_as_it_was_sent(world: ApiWorld, client: openai.AsyncOpenAI) -> None:
     data = jsonl([line(number) for number in range(20_000)])
     found = await client.files.create(file=("in put.jsonl", data), purpose="batch")
     assert stored(world) == [data]
@@ -132,7 +130,9 @@ async def test_fields_may_follow_the_file_and_unknown_ones_are_ignored(world: Ap
 
 @pytest.mark.parametrize("content_type", ["application/json", "multipart/form-data"])
 async def test_what_is_no_form_is_refused(world: ApiWorld, content_type: str) -> None:
-    head = upload_head(2).replace(b"multipart/form-data; boundary=the-boundary", content_type.encode())
+    head = upload_head(2).replace(
+        b"multipart/form-data; boundary=the-boundary", content_type.encode()
+    )
     async with world.connected() as raw:
         await raw.send(head + b"{}")
         status, answer = await raw.answer()
@@ -230,9 +230,7 @@ async def test_a_key_that_ends_during_its_upload_stores_nothing(world: ApiWorld)
     body = form(PURPOSE, FILE)
     async with world.connected() as raw:
         await raw.send(upload_head(len(body)) + body[:-10])
-        async with asyncio.timeout(GUARD_S):
-            while not world.objects.unfinished:
-                await asyncio.sleep(0.01)
+        await until(lambda: world.objects.unfinished)
         world.keys.in_use.remove("one")
         await raw.send(body[-10:])
         status, answer = await raw.answer()
@@ -298,9 +296,7 @@ async def test_a_file_arrives_with_backpressure_from_the_store(world: ApiWorld) 
     body = form(PURPOSE, ("file", "a", b"x" * 64_000_000))
     async with world.connected() as raw:
         sending = asyncio.create_task(raw.send(upload_head(len(body)) + body))
-        async with asyncio.timeout(GUARD_S):
-            while not taken:
-                await asyncio.sleep(0.01)
+        await until(lambda: taken)
         # One part waits in the store; the kernel and the server hold a bounded rest.
         done, _ = await asyncio.wait([sending], timeout=0.5)
         assert not done

@@ -28,9 +28,7 @@ MAX_LINES, MAX_LINE_BYTES = 12, 400
 
 def found_in(data: bytes, max_lines: int = MAX_LINES, max_bytes: int = MAX_LINE_BYTES) -> Findings:
     """Return the findings as they arrive from another process."""
-    findings = check_file(
-        io.BytesIO(data), CHAT, max_lines=max_lines, max_line_bytes=max_bytes
-    )
+    findings = check_file(io.BytesIO(data), CHAT, max_lines=max_lines, max_line_bytes=max_bytes)
     return decode_findings(b"".join(findings.encode()))
 
 
@@ -41,8 +39,26 @@ def codes(data: bytes, max_bytes: int = 1_000_000) -> list[tuple[int | None, str
 
 # -- files of random lines ----------------------------------------------------------------------------
 
-odd_values = st.sampled_from(
-    [None, True, False, 0, 1, 0.0, -1, "", "POST", "post", CHAT, "m", "x" * 300, "x" * 600, [], {}, "\ud800"]
+odd_values: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        None,
+        True,
+        False,
+        0,
+        1,
+        0.0,
+        -1,
+        "",
+        "POST",
+        "post",
+        CHAT,
+        "m",
+        "x" * 300,
+        "x" * 600,
+        [],
+        {},
+        "\ud800",
+    ]
 ) | st.text(max_size=5)
 ids = st.sampled_from(["a", "b", "c", "d", "e", "é", "\u2028"]) | st.text(min_size=1, max_size=4)
 
@@ -51,7 +67,7 @@ ids = st.sampled_from(["a", "b", "c", "d", "e", "é", "\u2028"]) | st.text(min_s
 def line_fields(draw: st.DrawFn) -> dict[str, Any]:
     """A line that is valid, or has an odd or a missing field."""
     body: dict[str, Any] = {"model": draw(st.sampled_from(["m", "m", "m", "other"]))}
-    fields = {"custom_id": draw(ids), "method": "POST", "url": CHAT, "body": body}
+    fields: dict[str, Any] = {"custom_id": draw(ids), "method": "POST", "url": CHAT, "body": body}
     change = draw(st.sampled_from(["none", "none", "value", "missing", "body", "extra"]))
     name = draw(st.sampled_from(sorted(fields)))
     if change == "value":
@@ -79,7 +95,9 @@ def json_lines(draw: st.DrawFn) -> bytes:
     elif change == "twice":
         data = data.replace(b'"method": "POST"', b'"method": "POST", "method": "POST"')
     elif change == "constant":
-        data = data.replace(b'"m"', draw(st.sampled_from([b"NaN", b"-Infinity", b"1e999", b"[[1]]"])))
+        data = data.replace(
+            b'"m"', draw(st.sampled_from([b"NaN", b"-Infinity", b"1e999", b"[[1]]"]))
+        )
     return data
 
 
@@ -89,7 +107,9 @@ files = st.builds(
     st.lists(
         st.builds(
             bytes.__add__,
-            json_lines() | st.binary(max_size=20) | st.sampled_from([b"", b" ", b"\t\r", b"x" * 500]),
+            json_lines()
+            | st.binary(max_size=20)
+            | st.sampled_from([b"", b" ", b"\t\r", b"x" * 500]),
             st.sampled_from([b"\n", b"\n", b"\r\n"]),
         ),
         max_size=16,
@@ -164,7 +184,9 @@ BAD_LINES: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "code"), [one[1:] for one in BAD_LINES], ids=[one[0] for one in BAD_LINES])
+@pytest.mark.parametrize(
+    ("text", "code"), [one[1:] for one in BAD_LINES], ids=[one[0] for one in BAD_LINES]
+)
 def test_a_bad_line_is_a_mistake_with_its_number(text: bytes, code: str) -> None:
     data = jsonl([line(1)]) + b"\n" + text + b"\n" + jsonl([line(2)])
     assert codes(data) == [(3, code)]
@@ -192,8 +214,10 @@ def test_a_bad_line_is_a_mistake_with_its_number(text: bytes, code: str) -> None
         ({"body": {"model": "m", "stream": "true"}}, "stream_not_supported", "body.stream"),
     ],
 )
-def test_a_bad_field_is_a_mistake_of_its_line(changes: dict[str, Any], code: str, param: str) -> None:
-    found = found_in(jsonl([line(1), line(2, **changes), line(3)]))
+def test_a_bad_field_is_a_mistake_of_its_line(
+    changes: dict[str, Any], code: str, param: str
+) -> None:
+    found = found_in(jsonl([line(1), line(2, **changes), line(3)]), max_bytes=1000)
     assert [(one.line, one.code, one.param) for one in found.mistakes] == [(2, code, param)]
 
 
@@ -260,7 +284,9 @@ def test_too_many_lines_are_reported_first_and_end_the_reading() -> None:
 
 
 def test_a_message_that_was_cut_is_not_taken_for_findings() -> None:
-    message = b"".join(check_file(io.BytesIO(jsonl([line(1)])), CHAT, max_lines=9, max_line_bytes=999).encode())
+    message = b"".join(
+        check_file(io.BytesIO(jsonl([line(1)])), CHAT, max_lines=9, max_line_bytes=999).encode()
+    )
     for end in range(len(message)):
         with pytest.raises(ValueError):
             decode_findings(message[:end])
@@ -317,12 +343,14 @@ def large(values: bytes) -> bytes:
     ],
     ids=["text", "wide text", "quotes", "numbers", "objects", "deep", "open", "utf-8"],
 )
-def test_a_large_line_is_read_as_a_small_one_is(values: bytes, expected: list[tuple[int, str]]) -> None:
+def test_a_large_line_is_read_as_a_small_one_is(
+    values: bytes, expected: list[tuple[int, str]]
+) -> None:
     assert codes(large(values), 16 * MIB) == expected
 
 
-def test_a_checker_tells_why() -> None:
-    with pytest.raises(BadLine, match=r"Line 1 has the same custom_id\."):
-        checker = LineChecker(CHAT)
-        for number in (1, 2):
-            checker.check(number, json.dumps(line(7)).encode())
+def test_a_mistake_names_the_line_before() -> None:
+    checker = LineChecker(CHAT)
+    checker.check(3, json.dumps(line(7)).encode())
+    with pytest.raises(BadLine, match=r"Line 3 has the same custom_id\."):
+        checker.check(5, json.dumps(line(7)).encode())

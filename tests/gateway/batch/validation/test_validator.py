@@ -7,29 +7,23 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
-import uvloop
 
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord, LineRef
 from fleetkeeper_gateway.batch.validation import Validator
 from fleetkeeper_gateway.batch.validation.validator import ATTEMPTS
 from fleetkeeper_gateway.limits import estimate_tokens
-from tests.support.batch_api import CHAT, GUARD_S, jsonl, line
+from tests.support.batch_api import CHAT, GUARD_S, jsonl, line, until
 from tests.support.batch_memory import MemoryFiles, MemoryObjects
 
 ESTIMATE = functools.partial(estimate_tokens, cap=1000)
 RECORD = BatchRecord("batch_1", "one", "file-1", CHAT, "24h", 1000, 2000)
 MIB = 1 << 20
-
-
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The process's own loop, and Python's."""
-    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 class World:
@@ -71,13 +65,19 @@ def children() -> list[psutil.Process]:
 
 async def test_a_valid_file_has_a_model_tokens_and_lines(world: World) -> None:
     lines = [
-        line(number, body={"model": "m", "max_tokens": 10 * number, "n": 2}) for number in range(1200)
+        line(number, body={"model": "m", "max_tokens": 10 * number, "n": 2})
+        for number in range(1200)
     ]
     data = b"\xef\xbb\xbf\n" + jsonl(lines).replace(b"\n", b"\r\n")
     await world.put(data)
     world.objects.piece_bytes = 1000
     validated, refs = await world.validator().validate(RECORD)
-    assert (validated.lines, validated.model, validated.at, validated.mistakes) == (1200, "m", 1234, ())
+    assert (validated.lines, validated.model, validated.at, validated.mistakes) == (
+        1200,
+        "m",
+        1234,
+        (),
+    )
     assert [ref.number for ref in refs] == list(range(1200))
     texts = data[3:].replace(b"\r", b"").split(b"\n")[1:-1]
     assert [data[ref.offset :][: ref.length] for ref in refs] == texts
@@ -112,6 +112,7 @@ async def test_too_many_lines_end_the_reading_early(world: World) -> None:
     assert validated.lines == 50_000
 
 
+@pytest.mark.slow
 async def test_the_largest_lines_fit_into_the_memory_of_the_process(world: World) -> None:
     """The process has a bound of its own, above which it dies: no line may come near it."""
     start = jsonl([line(1)])[:-3] + b', "x": '
@@ -173,7 +174,9 @@ async def test_a_process_that_dies_is_replaced(world: World, tmp_path: Path) -> 
     ],
     ids=["killed", "failed", "no findings", "silent", "other JSON"],
 )
-async def test_processes_that_all_die_fail_the_batch(world: World, tmp_path: Path, code: str) -> None:
+async def test_processes_that_all_die_fail_the_batch(
+    world: World, tmp_path: Path, code: str
+) -> None:
     await world.put(b"x" * 3_000_000)
     count = tmp_path / "count"
     counted = f"open({str(count)!r}, 'a').write('x')\n{code}"
@@ -210,9 +213,7 @@ async def test_a_cancelled_validation_kills_its_process(world: World) -> None:
     await world.put(b"x" * 3_000_000)
     hangs = python("import signal; signal.pause()")
     validating = asyncio.create_task(world.validator(hangs).validate(RECORD))
-    async with asyncio.timeout(GUARD_S):
-        while not children():
-            await asyncio.sleep(0.01)
+    await until(children)
     validating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await validating
@@ -246,9 +247,7 @@ async def test_two_files_are_read_at_a_time(world: World, tmp_path: Path) -> Non
     hangs = python("import signal; signal.pause()")
     validator = world.validator(hangs)
     running = [asyncio.create_task(validator.validate(RECORD)) for _ in range(4)]
-    async with asyncio.timeout(GUARD_S):
-        while len(children()) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(children()) >= 2)
     await asyncio.wait(running, timeout=0.3)
     assert len(children()) == 2
     for one in running:
@@ -273,8 +272,7 @@ async def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> 
         reader = psutil.Process(int(await parent.stdout.readline()))
         os.kill(parent.pid, signal.SIGKILL)
         await parent.wait()
-        while reader.is_running() and reader.status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.01)
+    await until(lambda: not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE)
 
 
 async def test_offsets_are_those_of_the_index(world: World) -> None:
