@@ -128,7 +128,11 @@ class Measured:
     def rows(self) -> list[list[str]]:
         """Return a row for each figure."""
         rows = [
-            [f"memory, {state}", f"{each.keys:.0f} B (server: {each.server:.0f} B)", f"{MOST_BYTES} B"]
+            [
+                f"memory, {state}",
+                f"{each.keys:.0f} B (server: {each.server:.0f} B)",
+                f"{MOST_BYTES} B",
+            ]
             for state, each in self.memory.items()
         ]
         rows += [
@@ -139,7 +143,10 @@ class Measured:
             ]
             for name, each in self.costs.items()
         ]
-        return [*rows, ["recovery of the batch", f"{self.recovery_s:.2f} s", f"{MOST_RECOVERY_S:g} s"]]
+        return [
+            *rows,
+            ["recovery of the batch", f"{self.recovery_s:.2f} s", f"{MOST_RECOVERY_S:g} s"],
+        ]
 
 
 async def measure(lines: int, passes: int, console: Console) -> Measured:
@@ -167,7 +174,12 @@ async def measure(lines: int, passes: int, console: Console) -> Measured:
                 progress.advance(task)
         await world.close()
     medians = {
-        name: Cost(*(statistics.median(getattr(each, part) for each in found) for part in ("add", "take", "commit")))
+        name: Cost(
+            *(
+                statistics.median(getattr(each, part) for each in found)
+                for part in ("add", "take", "commit")
+            )
+        )
         for name, found in costs.items()
     }
     return Measured(memory, medians, statistics.median(recoveries))

@@ -136,9 +136,7 @@ class RedisQueue:
         await self._link.until_up(wait_s)
         while True:
             woken = self._wake.next()
-            taken = await self._take(
-                self._process, self._timing.age_ms(), free.get("*", 0), *words
-            )
+            taken = await self._take(self._process, self._timing.age_ms(), free.get("*", 0), *words)
             left_s = end - loop.time()
             if taken or left_s <= 0:
                 return taken

@@ -29,7 +29,9 @@ async def memory_of_states(world: World, queue: RedisQueue, count: int) -> dict[
 
     def measured() -> LineMemory:
         with world.redis.client() as client:
-            keys = [f"fleetkeeper:batch:{{{record.id}}}:{part}" for part in ("lines", "done", "meta")]
+            keys = [
+                f"fleetkeeper:batch:{{{record.id}}}:{part}" for part in ("lines", "done", "meta")
+            ]
             found = [client.memory_usage(key, samples=0) or 0 for key in keys]
         total = sum(int(each) for each in found)  # type: ignore[arg-type]
         return LineMemory(total / count, (used(world.redis) - before) / count)

@@ -210,7 +210,11 @@ class QueueMachine(RuleBasedStateMachine):
         chosen = calls.pop(step)
         for other in calls.values():
             other.close()  # type: ignore[attr-defined]
-        if step == "take" or (self.leases and step == "renew") or (self.written and step == "commit"):
+        if (
+            step == "take"
+            or (self.leases and step == "renew")
+            or (self.written and step == "commit")
+        ):
             with pytest.raises(QueueDown):
                 await chosen
         else:

@@ -42,9 +42,7 @@ async def test_the_password_and_user_of_the_limits_are_used(tmp_path: Path) -> N
     options = ("--user", "batch", "on", ">of-a-test", "~fleetkeeper:*", "+@all")
     with redis_server(tmp_path / "redis", *options) as server:
         world = World(server)
-        queue = world.begin(
-            "one", redis_username="batch", redis_password_file=str(password)
-        )
+        queue = world.begin("one", redis_username="batch", redis_password_file=str(password))
         await queue.until_up(GUARD_S)
         await world.submit(queue, 2)
         assert len(await world.drain(queue)) == 2
