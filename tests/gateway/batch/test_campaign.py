@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import random
 import shutil
@@ -35,6 +36,7 @@ from tests.support.batch_process import (
     restore_append_only,
     submit,
 )
+from tests.support.gateway_process import GatewayProcess
 
 BY_ITSELF: Final = "engine by itself"
 PATIENCE_S: Final = 1800.0
@@ -186,8 +188,9 @@ async def run_campaign(tmp_path: Path, plan: Plan) -> None:
                     lines += sum(sizes)
                     sizes = (40,)
         report(campaign, lines, time.monotonic() - begin)
-        for process in (*processes, world.serve):
-            assert process.tracebacks() == [], process.name
+        everything: list[GatewayProcess] = [*processes, world.serve]
+        for one in everything:
+            assert one.tracebacks() == [], one.name
 
 
 async def run_batches(campaign: Campaign, sizes: tuple[int, ...]) -> None:
@@ -203,10 +206,11 @@ async def run_batches(campaign: Campaign, sizes: tuple[int, ...]) -> None:
     keys = [
         key for key, _ in zip(itertools.cycle(campaign.world.keys.values()), sizes, strict=False)
     ]
-    batches = [
-        await patiently(campaign.processes, key, lambda client, one=one: submit(client, one))
-        for one, key in zip(inputs, keys, strict=True)
-    ]
+    batches = []
+    for one, key in zip(inputs, keys, strict=True):
+        batches.append(
+            await patiently(campaign.processes, key, functools.partial(submit, lines=one))
+        )
     for one, key, batch_id in zip(inputs, keys, batches, strict=True):
         await check(campaign.processes, key, batch_id, one)
 
