@@ -175,8 +175,10 @@ async def test_a_key_is_found_by_its_id_while_it_is_in_force() -> None:
 async def test_a_key_whose_digest_another_one_has_is_not_found_by_its_id() -> None:
     async with serving() as server, keys_of(server) as keys:
         assert keys.named("chat", NOW).id == "chat"
+        ended: asyncio.Queue[str] = asyncio.Queue()
+        keys.listen(ended.put_nowait)
         await server.put(key_secret("copy", key_entries(key_of(1))))
-        await server.until(lambda: not keys.in_force("chat", NOW))
+        assert await asyncio.wait_for(ended.get(), PATIENCE_S) == "chat"
         assert named_refusal(keys, "chat") == ("invalid_api_key", "chat")
 
 
