@@ -407,3 +407,7 @@ class MemoryQueue:
         self._check()
         self._leads[what] = self._clock() + LEASE_S
         return True
+
+    async def resign(self, what: str) -> None:
+        self._check()
+        self._leads.pop(what, None)

@@ -205,6 +205,9 @@ class Queue(Protocol):
     async def leads(self, what: str) -> bool:
         """Take or renew a lease of 30 s for a task that one process does, such as `finalize:ID`."""
 
+    async def resign(self, what: str) -> None:
+        """Give the lease of a task back, if it is ours."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

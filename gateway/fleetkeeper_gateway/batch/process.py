@@ -9,69 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterator
 
 import structlog
 import uvicorn
 import uvloop
 from pydantic import ValidationError
 
-from fleetkeeper_gateway.audit import create_audit_log
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.admin import AdminState, admin_application
-from fleetkeeper_gateway.batch.api import ApiParts, create_app
+from fleetkeeper_gateway.batch.api import create_app
 from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError
-from fleetkeeper_gateway.batch.model import BatchRecord
-from fleetkeeper_gateway.batch.queue import RedisQueue, create_queue
+from fleetkeeper_gateway.batch.parts import (
+    CLIENT_TIMEOUT_S,
+    AllSettings,
+    BatchParts,
+    CannotStart,
+    create_parts,
+)
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage
-from fleetkeeper_gateway.batch.validation import Validator
-from fleetkeeper_gateway.batch.work.backlog import BacklogReport
-from fleetkeeper_gateway.batch.work.clock import Clock
-from fleetkeeper_gateway.batch.work.finalize import Finalizer
-from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.lifecycle import Lifecycle
-from fleetkeeper_gateway.batch.work.lifecycle import Parts as LifecycleParts
-from fleetkeeper_gateway.batch.work.sender import UpstreamSender
-from fleetkeeper_gateway.batch.work.worker import Worker
-from fleetkeeper_gateway.grants.settings import GrantSettings
-from fleetkeeper_gateway.grants.signer import BatchTokenSigner, create_key_files
+from fleetkeeper_gateway.batch.storage import Storage, StoreRefused
 from fleetkeeper_gateway.http.connection import connection_class
-from fleetkeeper_gateway.keys import AnonymousKeys, KeysSettings, WatchedKeys, create_keys
-from fleetkeeper_gateway.kubernetes.credentials import NoCredentials
-from fleetkeeper_gateway.limits import LimitSettings, estimate_tokens
-from fleetkeeper_gateway.services import ServicesSettings, WatchedServices, create_services
+from fleetkeeper_gateway.services import WatchedServices
 from fleetkeeper_gateway.telemetry.logs import configure_logs
 
 log = structlog.get_logger(__name__)
 
-_CLIENT_TIMEOUT_S = 60.0
 _KEEP_ALIVE_S = 3700
 """As `serve` has it: longer than the proxies before it."""
 _SWEEP_S = 3600.0
 _FIRST_SWEEP_S = 60.0
 _CHECK_S = 2.0
-
-
-class CannotStart(Exception):
-    """The process cannot start; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllSettings:
-    """Settings of all parts."""
-
-    batch: BatchSettings = field(default_factory=BatchSettings)
-    keys: KeysSettings = field(default_factory=KeysSettings)
-    grants: GrantSettings = field(default_factory=GrantSettings)
-    limits: LimitSettings = field(default_factory=LimitSettings)
-    services: ServicesSettings = field(default_factory=ServicesSettings)
 
 
 class _Server(uvicorn.Server):
@@ -105,7 +77,7 @@ async def _run(settings: AllSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     try:
-        async with _parts(settings) as parts:
+        async with create_parts(settings) as parts:
             await _serve(settings.batch, parts, stopping)
     except ExceptionGroup as errors:
         refused = errors.subgroup(CannotStart)
@@ -115,121 +87,13 @@ async def _run(settings: AllSettings) -> None:
     log.info("batch process ended")
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What the process consists of."""
-
-    storage: Storage
-    queue: RedisQueue
-    keys: WatchedKeys | AnonymousKeys
-    services: WatchedServices | None
-    api: ApiParts
-    lifecycle: Lifecycle
-    worker: Worker
-
-
-@contextlib.asynccontextmanager
-async def _parts(settings: AllSettings) -> AsyncIterator[_Parts]:
-    """Make the parts, and close them at the end.
-
-    Raises:
-        CannotStart: if the settings do not fit, or the API server's address cannot be found.
-    """
-    batch = settings.batch
-    if not batch.batch_upstream.startswith(("http://", "https://")):
-        raise CannotStart(
-            "set FLEETKEEPER_GATEWAY_BATCH_UPSTREAM to the URL that answers lines, such as http://fleetkeeper-gateway:8080"
-        )
-    audit = create_audit_log()
-    keys, services = _cluster_parts(settings)
-    try:
-        storage = create_storage(batch)
-    except StoreRefused as error:
-        raise CannotStart(str(error)) from error
-    sender = UpstreamSender(
-        batch.batch_upstream,
-        tokens=BatchTokenSigner(create_key_files(settings.grants)),
-        key_file=batch.batch_upstream_key_file,
-        timeout_s=batch.batch_line_timeout_seconds,
-    )
-    try:
-        objects, files, batches = storage.objects, storage.files, storage.batches
-        queue = _queue(settings, storage)
-        clock = Clock()
-        inputs = Inputs(objects, files)
-        estimate = functools.partial(estimate_tokens, cap=settings.limits.max_tokens_cap)
-        lifecycle_parts = LifecycleParts(
-            batches=batches,
-            queue=queue,
-            finalizer=Finalizer(objects, files, batches, inputs),
-            validate=Validator(objects, files, estimate).validate,
-        )
-        if services is not None:
-            lifecycle_parts.looked = BacklogReport(metrics.BACKLOG, services, keys, clock)
-        lifecycle = Lifecycle(lifecycle_parts, wall=clock, end_s=batch.batch_end_seconds)
-
-        def created(_record: BatchRecord) -> None:
-            lifecycle.wake()
-
-        worker = Worker(
-            queue,
-            batches,
-            inputs,
-            sender,
-            concurrency=batch.batch_concurrency,
-            drain_s=batch.batch_drain_seconds,
-            end_s=batch.batch_end_seconds,
-        )
-        api = ApiParts(
-            keys=keys,
-            audit=audit,
-            objects=objects,
-            files=files,
-            batches=batches,
-            queue=queue,
-            settings=batch,
-            on_created=created,
-            client_timeout_s=_CLIENT_TIMEOUT_S,
-        )
-        yield _Parts(storage, queue, keys, services, api, lifecycle, worker)
-    finally:
-        await sender.close()
-        storage.close()
-
-
-def _cluster_parts(
-    settings: AllSettings,
-) -> tuple[WatchedKeys | AnonymousKeys, WatchedServices | None]:
-    """Return the keys, and the services if lines go to a gateway of this cluster."""
-    try:
-        keys = create_keys(settings.keys)
-    except NoCredentials as error:
-        raise CannotStart(str(error)) from error
-    if settings.batch.batch_upstream_key_file is not None:
-        return keys, None
-    try:
-        return keys, create_services(settings.services)
-    except NoCredentials as error:
-        log.info("no cluster: the backlog of services is not exported", reason=str(error))
-        return keys, None
-
-
-def _queue(settings: AllSettings, storage: Storage) -> RedisQueue:
-    try:
-        return create_queue(
-            settings.batch, settings.limits, storage.objects, storage.batches, socket.gethostname()
-        )
-    except ValueError as error:
-        raise CannotStart(str(error)) from error
-
-
-async def _serve(settings: BatchSettings, parts: _Parts, stopping: asyncio.Event) -> None:
+async def _serve(settings: BatchSettings, parts: BatchParts, stopping: asyncio.Event) -> None:
     state = AdminState(keys=parts.keys, queue_up=lambda: parts.queue.up)
     with (
         _listen(settings.host, settings.batch_port) as requests_socket,
         _listen(settings.host, settings.batch_admin_port) as admin_socket,
     ):
-        requests = _Server(_config(create_app(parts.api), http=connection_class(_CLIENT_TIMEOUT_S)))
+        requests = _Server(_config(create_app(parts.api), http=connection_class(CLIENT_TIMEOUT_S)))
         admin = _Server(_config(admin_application(state)))
         async with asyncio.TaskGroup() as tasks:
             admin_task = tasks.create_task(admin.serve(sockets=[admin_socket]))
@@ -251,7 +115,10 @@ async def _serve(settings: BatchSettings, parts: _Parts, stopping: asyncio.Event
                 parts.worker.stop()
                 await worker_task
                 await requests_task
-                background = [*work, *background]
+                # While the queue is there: what leads gives its lease back.
+                for task in work:
+                    task.cancel()
+                await asyncio.wait(work)
             for task in background:
                 task.cancel()
             admin.should_exit = True
@@ -284,7 +151,7 @@ async def _store_answers(storage: Storage, stopping: asyncio.Event) -> bool:
     return False
 
 
-async def _sweep(parts: _Parts) -> None:
+async def _sweep(parts: BatchParts) -> None:
     """Delete what has expired, every hour, in the process that leads."""
     await asyncio.sleep(_FIRST_SWEEP_S)
     while True:

@@ -23,11 +23,13 @@ from fleetkeeper_gateway.batch.model import (
 )
 from fleetkeeper_gateway.batch.storage import Storage
 from fleetkeeper_gateway.batch.work import lifecycle as module
+from fleetkeeper_gateway.batch.work import steps
 from fleetkeeper_gateway.batch.work.backlog import BacklogReport
 from fleetkeeper_gateway.batch.work.clock import Clock
 from fleetkeeper_gateway.batch.work.finalize import Finalizer
 from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.lifecycle import Known, Lifecycle, Parts
+from fleetkeeper_gateway.batch.work.lifecycle import Lifecycle
+from fleetkeeper_gateway.batch.work.steps import Known, Parts
 from fleetkeeper_gateway.interfaces import Key, KeyRefused, Service
 from tests.gateway.batch.work.world import (
     KEY,
@@ -142,7 +144,8 @@ class World:
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PERIOD_S", 0.02)
-    monkeypatch.setattr(module, "_RETRY_S", 0.02)
+    monkeypatch.setattr(module, "RETRY_S", 0.02)
+    monkeypatch.setattr(steps, "RETRY_S", 0.02)
 
 
 @asynccontextmanager
@@ -348,6 +351,18 @@ async def test_a_process_that_does_not_lead_does_nothing(
         assert await storage.batches.final(record) is None
 
 
+async def test_a_process_that_ends_lets_another_lead_at_once(
+    storage: Storage, queue: MemoryQueue
+) -> None:
+    async with leading(storage, queue) as world:
+        await until("it leads", lambda: bool(world.looked))
+    assert queue.resigned == ["batches"]
+    queue.leading = False
+    async with leading(storage, queue) as world:
+        await until("it does not lead", lambda: bool(world.looked))
+    assert queue.resigned == ["batches"]
+
+
 async def test_a_validation_that_fails_is_done_again(
     storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +375,7 @@ async def test_a_validation_that_fails_is_done_again(
                 raise errors.pop()
             return await validate(record)
 
-        world.lifecycle._validate = failing
+        world.lifecycle._steps._validate = failing
         record = await world.create(2)
         await world.queued(record)
         assert errors == []

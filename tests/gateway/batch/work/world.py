@@ -168,6 +168,7 @@ class MemoryQueue:
         self.takes: list[dict[str, int]] = []
         self.given_back: list[tuple[int, bool]] = []
         self.renewed = 0
+        self.resigned: list[str] = []
         self.commits: list[Sequence[Commit]] = []
         self.changed = asyncio.Event()
 
@@ -283,6 +284,10 @@ class MemoryQueue:
     async def leads(self, what: str) -> bool:
         self._check()
         return self.leading
+
+    async def resign(self, what: str) -> None:
+        self._check()
+        self.resigned.append(what)
 
 
 def ok(number: int = 0) -> Answer:
