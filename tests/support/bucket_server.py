@@ -61,11 +61,12 @@ class StoredObject:
     data: bytes
     metadata: dict[str, str] = field(default_factory=dict)
     modified: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+    headers: dict[str, str] = field(init=False)
+    """What every answer about it says."""
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """What every answer about it says."""
-        return {
+    def __post_init__(self) -> None:
+        """Make the headers once: their hash takes a while."""
+        self.headers = {
             "ETag": f'"{md5(self.data).hexdigest()}"',
             "Last-Modified": format_datetime(self.modified, usegmt=True),
             "Accept-Ranges": "bytes",

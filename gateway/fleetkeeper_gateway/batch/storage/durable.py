@@ -29,7 +29,7 @@ class Directory:
     def __init__(self, root: Path) -> None:
         """Make the directory if it is missing. Raise `OSError` if that fails."""
         self._root = root
-        (root / STAGING).mkdir(parents=True, exist_ok=True)
+        make_folders(root / STAGING)
         self._folders = threading.Lock()
 
     @property
@@ -44,16 +44,10 @@ class Directory:
     def make_folder(self, folder: Path) -> None:
         """Make a folder, durably."""
         with self._folders:
-            missing = []
-            while not folder.exists():
-                if folder == self._root:
-                    # Not made again: most likely a volume is not mounted any more.
-                    raise FileNotFoundError(errno.ENOENT, "the directory of the store is gone")
-                missing.append(folder)
-                folder = folder.parent
-            for one in reversed(missing):
-                one.mkdir(exist_ok=True)
-                sync_folder(one.parent)
+            if not self._root.exists():
+                # Not made again: most likely a volume is not mounted any more.
+                raise FileNotFoundError(errno.ENOENT, "the directory of the store is gone")
+            make_folders(folder)
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete objects, durably, and folders that are empty then."""
@@ -173,6 +167,17 @@ class StagedFile:
     def _refuse_if_given_up(self) -> None:
         if self.given_up:
             raise InterruptedError(errno.EINTR, "the write was given up")
+
+
+def make_folders(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, durably."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)
+        sync_folder(one.parent)
 
 
 def sync_folder(folder: Path) -> None:

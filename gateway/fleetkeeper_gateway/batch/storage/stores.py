@@ -17,6 +17,7 @@ from obstore.store import GCSStore, S3Store
 
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage.batches import StoredBatches
+from fleetkeeper_gateway.batch.storage.durable import make_folders
 from fleetkeeper_gateway.batch.storage.errors import StoreRefused, reason_of
 from fleetkeeper_gateway.batch.storage.files import StoredFiles
 from fleetkeeper_gateway.batch.storage.local import DirectoryLock, LocalObjects
@@ -64,7 +65,7 @@ class Storage:
             )
 
     def close(self) -> None:
-        """End the threads, and let another process use the directory."""
+        """End the threads, and let another process use the directory. Nobody may be writing any more."""
         if isinstance(self.objects, LocalObjects):
             self.objects.close()
         if self.lock is not None:
@@ -104,7 +105,7 @@ def _directory(
         raise StoreRefused(f"{VARIABLE} must be like file:///var/lib/fleetkeeper/batch")
     try:
         # With the links resolved, as obstore does.
-        root.mkdir(parents=True, exist_ok=True)
+        make_folders(root)
         root = root.resolve(strict=True)
         lock = None if settings.batch_store_shared else DirectoryLock(root)
         return LocalObjects(root, settings.batch_store_timeout_seconds), lock

@@ -91,24 +91,27 @@ class Sweeper:
         return swept
 
     async def _sweep_key(self, key_id: str, now: float, swept: Swept) -> None:
-        swept.orphans += await self._sweep_markers(key_id, now)
-        await self._sweep_batches(key_id, now, swept)
+        # Markers first: what is listed later has its marker here, unless it is too young to be deleted.
+        markers = await self._objects.list(paths.markers_of(key_id))
+        listed = await self._objects.list(paths.batches_of(key_id))
+        batches = by_owner(listed, paths.batches_of(key_id))
+        await self._sweep_markers(markers, batches, now, swept)
+        await self._sweep_batches(key_id, markers, batches, now, swept)
         await self._sweep_files(key_id, now, swept)
 
-    # -- markers ----------------------------------------------------------------------------------
-
-    async def _sweep_markers(self, key_id: str, now: float) -> int:
+    async def _sweep_markers(
+        self, markers: Iterable[Object], batches: Mapping[str, Group], now: float, swept: Swept
+    ) -> None:
         """Delete markers whose record did not come in an hour."""
-        orphans = []
-        for one in await self._objects.list(paths.markers_of(key_id)):
-            place = paths.parse_marker(one.path)
-            if place is None or now - one.modified < HOUR_S:
-                continue
-            record = paths.batch_object(*place, paths.BATCH_RECORD)
-            if await self._objects.read(record) is None:
-                orphans.append(one.path)
-        await self._objects.delete(orphans)
-        return len(orphans)
+        orphans = [
+            one
+            for one in markers
+            if batch_of(one)
+            and now - one.modified >= HOUR_S
+            and paths.BATCH_RECORD not in batches.get(batch_of(one), {})
+        ]
+        await self._delete(orphans)
+        swept.orphans += len(orphans)
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -165,15 +168,17 @@ class Sweeper:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    async def _sweep_batches(self, key_id: str, now: float, swept: Swept) -> None:
-        listed = await self._objects.list(paths.batches_of(key_id))
+    async def _sweep_batches(
+        self,
+        key_id: str,
+        markers: Iterable[Object],
+        batches: Mapping[str, Group],
+        now: float,
+        swept: Swept,
+    ) -> None:
         results = await self._objects.list(paths.all_segments_of(key_id))
-        batches = by_owner(listed, paths.batches_of(key_id))
         segments = by_owner(results, paths.all_segments_of(key_id))
-        # Listed last: a batch without a marker then had none when its other objects were listed, or ended.
-        markers = await self._objects.list(paths.markers_of(key_id))
-        active = {one.path.rpartition("/")[2] for one in markers}
-        for batch_id in sorted({*batches, *segments} - active):
+        for batch_id in sorted({*batches, *segments} - set(map(batch_of, markers))):
             group, own = batches.get(batch_id, {}), segments.get(batch_id, {})
             if paths.BATCH_RECORD in group:
                 await self._sweep_batch(group, own, now, swept)
@@ -208,6 +213,12 @@ class Sweeper:
         await self._objects.delete([one.path for one in objects])
         for one in objects:
             self._records.forget(one.path)
+
+
+def batch_of(marker: Object) -> str:
+    """Return the ID of the batch of a marker; empty if it is none."""
+    place = paths.parse_marker(marker.path)
+    return place[1] if place is not None else ""
 
 
 def by_owner(objects: Iterable[Object], prefix: str) -> dict[str, dict[str, Object]]:

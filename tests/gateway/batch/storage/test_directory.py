@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -99,18 +99,35 @@ async def test_a_link_that_is_reported_as_failed_is_ours(
     assert not await local.objects.create(PATH, b"ours")
 
 
-async def test_a_create_that_took_too_long_never_comes_true(
+async def test_a_create_that_was_given_up_never_comes_true(
     local: Storage, directory: Path, syncs: Syncs
 ) -> None:
-    """The thread hangs in the disk; the caller was told that it failed, and may have gone on."""
+    """The thread hangs in the disk, and the caller has gone on."""
     syncs.held = threading.Event()
-    local.objects._timeout_s = 1.0
-    with pytest.raises(StorageError, match="no answer in 1 s"):
-        await local.objects.create(PATH, b"late")
-    assert syncs.began.is_set()
+    task = asyncio.create_task(local.objects.create(PATH, b"late"))
+    assert await asyncio.to_thread(syncs.began.wait, GUARD_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     syncs.held.set()
-    local.objects._timeout_s = GUARD_S
-    # The threads are idle once all of them are ours.
+    _wait_for_threads(local)
+    assert files_in(directory) == ["lock"]
+
+
+@pytest.mark.parametrize("how", ["create", "write"])
+async def test_a_disk_that_hangs_ends_the_call_with_an_error(
+    local: Storage, directory: Path, syncs: Syncs, how: str
+) -> None:
+    syncs.held = threading.Event()
+    local.objects._timeout_s = 0.5
+    objects = local.objects
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "create": lambda: objects.create(PATH, b"late"),
+        "write": lambda: objects.write(PATH, parts_of(b"late")),
+    }
+    with pytest.raises(StorageError, match=rf"cannot {how} .*/{PATH}: no answer in 0.5 s"):
+        await calls[how]()
+    syncs.held.set()
     _wait_for_threads(local)
     assert files_in(directory) == ["lock"]
 
@@ -277,6 +294,55 @@ def test_a_shared_directory_takes_many(tmp_path: Path) -> None:
     ended = _second(tmp_path, shared=True)
     assert ended.returncode == 0, ended.stderr
     storage.close()
+
+
+_RACER = """
+import asyncio, sys
+from fleetkeeper_gateway.batch.storage import create_storage
+from tests.support.batch_storage import settings
+
+async def race() -> None:
+    storage = create_storage(settings(sys.argv[1], batch_store_shared=True))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(100):
+        if await storage.objects.create(f"keys/a/{number}", sys.argv[2].encode()):
+            print(number)
+        # Folders come and go under the others' hands.
+        await storage.objects.create(f"keys/b/c/{sys.argv[2]}", b"")
+        await storage.objects.delete([f"keys/b/c/{sys.argv[2]}"])
+    storage.close()
+
+asyncio.run(race())
+"""
+
+
+def test_of_processes_that_share_a_directory_one_creates_an_object(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}"
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RACER, url, str(name)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in range(3)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    wins = []
+    for name, racer in enumerate(racers):
+        out, _ = racer.communicate(timeout=GUARD_S)
+        assert racer.returncode == 0
+        wins += [(int(number), str(name)) for number in out.split()]
+    assert sorted(number for number, _ in wins) == list(range(100))
+    for number, owner in wins:
+        assert (tmp_path / f"keys/a/{number}").read_text() == owner
 
 
 def test_a_file_system_without_locks_is_refused_with_words(

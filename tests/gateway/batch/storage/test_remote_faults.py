@@ -58,15 +58,24 @@ async def test_what_failed_is_tried_again(remote: Make, bucket: BucketServer, fa
 
 
 async def test_a_create_that_is_not_answered_is_asked_for(
-    remote: Make, bucket: BucketServer
+    remote: Make, bucket: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = remote(3.0).objects
+    limits: list[asyncio.Timeout] = []
+    timeout = asyncio.timeout
+
+    def noted(delay: float | None) -> asyncio.Timeout:
+        limits.append(timeout(delay))
+        return limits[-1]
+
+    objects = remote(GUARD_S).objects
     bucket.fail("PUT", Fault.SILENT)
+    monkeypatch.setattr(asyncio, "timeout", noted)
     task = asyncio.create_task(objects.create("keys/a/one", b"mine"))
-    await asyncio.wait_for(bucket.silenced.wait(), GUARD_S)
-    # The limit of the call that runs stays; the question that follows has time.
-    objects._timeout_s = GUARD_S
+    await bucket.silenced.wait()
+    limits[0].reschedule(asyncio.get_running_loop().time())
     assert await task
+    assert limits[0].expired()
+    assert not await objects.create("keys/a/one", b"mine")
 
 
 async def test_a_create_whose_outcome_stays_unknown_fails(

@@ -152,10 +152,13 @@ async def test_what_is_broken_stays_and_stops_nothing(storage: Storage) -> None:
     await storage.objects.create(final, b"{}")
     await storage.objects.delete([f"active/{KEY}/{batch_id(1)}"])
     await storage.objects.create("keys/NO-KEY/files/x", b"")
+    others = [f"active/{KEY}/note", f"keys/{KEY}/files/note", f"keys/{KEY}/batches/note"]
+    for other in others:
+        await storage.objects.create(other, b"of a person")
     with capture_logs() as logs:
         swept = await storage.sweeper.sweep(NOW + 10 * RETENTION)
     assert (swept.files, swept.batches, swept.failed) == (1, 0, 0)
-    assert final in await paths_in(storage)
+    assert {final, *others} <= {*await paths_in(storage), *await paths_in(storage, "active/")}
     assert final in str(logs)
     assert "NO-KEY" in str(logs)
 
