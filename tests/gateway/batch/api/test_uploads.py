@@ -10,7 +10,7 @@ import pytest
 
 from fleetkeeper_gateway.batch.api.per_key import MAX_UPLOADS
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from tests.support.batch_api import ApiWorld, form, jsonl, line, until, upload_head
+from tests.support.batch_api import GUARD_S, ApiWorld, form, jsonl, line, until, upload_head
 
 PURPOSE = ("purpose", None, b"batch")
 DATA = jsonl([line(1), line(2)])
@@ -147,6 +147,27 @@ async def test_a_body_that_is_announced_as_too_large_is_refused_before_it_is_sen
         status, answer = await raw.answer()
     assert (status, answer["error"]["code"]) == (413, "file_too_large")
     assert stored(world) == []
+
+
+async def test_a_client_that_waits_for_permission_is_refused_without_it(world: ApiWorld) -> None:
+    """As curl asks before it sends a large body."""
+    async with world.connected() as raw:
+        await raw.send(_asking(upload_head(1_000_000_000)))
+        status, _ = await raw.answer()
+    assert status == 413
+    body = form(PURPOSE, FILE)
+    async with world.connected() as raw:
+        await raw.send(_asking(upload_head(len(body))))
+        async with asyncio.timeout(GUARD_S):
+            assert await raw.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await raw.send(body)
+        status, _ = await raw.answer()
+    assert status == 200
+    assert stored(world) == [DATA]
+
+
+def _asking(head: bytes) -> bytes:
+    return head.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")
 
 
 async def test_a_file_that_grows_too_large_is_refused_while_it_is_read(
@@ -293,7 +314,7 @@ async def test_a_file_arrives_with_backpressure_from_the_store(world: ApiWorld) 
         return await write(path, slowly())  # type: ignore[arg-type]
 
     world.objects.write = slow_write  # type: ignore[method-assign]
-    body = form(PURPOSE, ("file", "a", b"x" * 64_000_000))
+    body = form(PURPOSE, ("file", "a", b"x" * 32_000_000))
     async with world.connected() as raw:
         sending = asyncio.create_task(raw.send(upload_head(len(body)) + body))
         await until(lambda: taken)
@@ -304,4 +325,4 @@ async def test_a_file_arrives_with_backpressure_from_the_store(world: ApiWorld) 
         may_go_on.set()
         await sending
         status, found = await raw.answer()
-    assert (status, found["bytes"]) == (200, 64_000_000)
+    assert (status, found["bytes"]) == (200, 32_000_000)
