@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError
 from fleetkeeper_gateway.batch.queue.metrics import QueueMetrics
 from fleetkeeper_gateway.batch.queue.names import EPOCH, tick_key
+from fleetkeeper_gateway.batch.queue.records import Answer, as_answer, as_number, as_text
 from fleetkeeper_gateway.batch.queue.recovery import Known, Recovery
 from fleetkeeper_gateway.batch.queue.scripts import CHECK
 from fleetkeeper_gateway.batch.queue.server import Unfit, run_id_of
@@ -27,7 +28,6 @@ from fleetkeeper_gateway.limits.scripts import Script
 
 log = structlog.get_logger(__name__)
 
-Answer = list[bytes | int | list[bytes | int]]
 FAILURES = (RedisError, PipeEnded, Unfit, StorageError, OSError, TimeoutError, ValueError)
 
 
@@ -72,8 +72,8 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Return whether Redis is asked."""
-        return self._session is not None
+        """Return whether Redis can be asked."""
+        return self._came_up.is_set()
 
     @property
     def epoch(self) -> int:
@@ -121,12 +121,10 @@ class Link:
             )
         except (PipeEnded, RedisError) as error:
             raise QueueDown(f"Redis did not do it: {_text(error)}") from error
-        assert isinstance(found, list)
-        answer: Answer = found
-        tick = answer[0]
-        assert isinstance(tick, int)
+        answer = as_answer(found)
+        tick = as_number(answer[0])
         if tick < 0:
-            reason = f"Redis was reset ({_why(answer[1])})"
+            reason = f"Redis was reset ({as_text(answer[1])})"
             self._down(session, reason)
             raise QueueDown(reason)
         if session.epoch == self._known.epoch:
@@ -223,7 +221,3 @@ class Link:
 
 def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def _why(reason: object) -> str:
-    return reason.decode() if isinstance(reason, bytes) else str(reason)

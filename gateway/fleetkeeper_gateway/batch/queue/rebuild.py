@@ -18,7 +18,13 @@ import structlog
 from fleetkeeper_gateway.batch.interfaces import Batches, StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Validated
 from fleetkeeper_gateway.batch.queue.names import EPOCH, PREFIX, fence_base
-from fleetkeeper_gateway.batch.queue.records import batch_arguments, line_arguments
+from fleetkeeper_gateway.batch.queue.records import (
+    as_answer,
+    as_list,
+    as_text,
+    batch_arguments,
+    line_arguments,
+)
 from fleetkeeper_gateway.batch.queue.scripts import BEGIN, CLEAR, FINISH, RESTORE
 from fleetkeeper_gateway.batch.queue.server import Unfit
 from fleetkeeper_gateway.batch.queue.timing import Timing
@@ -29,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 READERS = 8
 """Batches that are read at the same time."""
+ATTEMPTS = 5
+"""To read one batch while the store answers otherwise. Then it is taken for damaged."""
 PART = 500
 """Lines and results of one call."""
 SCAN_COUNT = 1000
@@ -74,7 +82,7 @@ class Rebuild:
 
         Raises:
             Unfit: another process makes a later epoch.
-            StorageError: a batch cannot be read.
+            StorageError: the store does not answer.
         """
         begun = await self._call(BEGIN, self._epoch, self._builder, self._run_id)
         if begun != 1:
@@ -107,31 +115,50 @@ class Rebuild:
             await self._built(RESTORE)
 
     async def _clear(self) -> None:
-        cursor = b"0"
+        cursor = "0"
         while True:
             words = (b"SCAN", cursor, b"MATCH", f"{PREFIX}*", b"COUNT", SCAN_COUNT)
-            answer: object = await self._pipe.command(*words, budget_s=self._timing.call_s)
-            assert isinstance(answer, list)
-            cursor, found = answer
-            keys = tuple(key for key in found if key != EPOCH)
+            found: object = await self._pipe.command(*words, budget_s=self._timing.call_s)
+            after, page = as_answer(found)
+            names = [as_text(key) for key in as_list(page)]
+            keys = tuple(name.encode() for name in names if name.encode() != EPOCH)
             if keys:
                 await self._built(CLEAR, keys=keys)
-            if cursor == b"0":
+            cursor = as_text(after)
+            if cursor == "0":
                 return
 
     async def _restore_all(self, waiting: list[BatchRecord]) -> None:
         while waiting:
-            record = waiting.pop()
+            await self._restore_or_leave(waiting.pop())
+
+    async def _restore_or_leave(self, record: BatchRecord) -> None:
+        """Restore a batch. Leave it out if it has ended, or cannot be read although the store answers."""
+        for attempt in range(1, ATTEMPTS + 1):
             try:
-                await self._restore(record)
-            except StorageError:
-                # The objects of a batch go when it has ended.
-                if await self._batches.final(record) is None:
-                    raise
+                if not await self._ends(record):
+                    await self._restore(record)
+            except StorageError as error:
+                # The objects of a batch go when it has ended. If the store is down, this fails too.
+                if await self._ends(record):
+                    return
+                if attempt == ATTEMPTS:
+                    log.error(  # noqa: TRY400 - the reason says what is wrong
+                        "a batch cannot be read; it is left out of the queue until it can",
+                        batch=record.id,
+                        reason=str(error),
+                    )
+                else:
+                    await asyncio.sleep(self._timing.retry_s)
+            else:
+                return
+
+    async def _ends(self, record: BatchRecord) -> bool:
+        """Return whether no more lines of a batch run."""
+        final = await self._batches.final(record)
+        return final is not None or await self._batches.cancelled_at(record) is not None
 
     async def _restore(self, record: BatchRecord) -> None:
-        if await self._batches.final(record) is not None:
-            return
         validated = await self._batches.validated(record)
         if validated is None or validated.mistakes:
             return

@@ -11,6 +11,8 @@ from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Validated
 from fleetkeeper_gateway.batch.queue.names import class_of, fence_base
 from fleetkeeper_gateway.limits.pipe import Arguments
 
+Answer = list[bytes | int | list[bytes | int]]
+"""Of a script. The first value is a tick, or -1 for a refusal."""
 _TAKEN = 6
 """Values of one line in the answer of take.lua."""
 
@@ -29,7 +31,7 @@ def batch_arguments(record: BatchRecord, validated: Validated) -> Arguments:
     )
 
 
-def record_of(text: bytes) -> BatchRecord:
+def record_of(text: str) -> BatchRecord:
     """Return the record of a batch that Redis kept."""
     return BatchRecord(**json.loads(text))
 
@@ -41,7 +43,7 @@ def line_arguments(lines: Iterable[LineRef]) -> Arguments:
 
 def taken_of(record: BatchRecord, block: Sequence[bytes | int], epoch: int) -> Iterator[Taken]:
     """Return the lines in one block of the answer of take.lua."""
-    model = _text(block[1])
+    model = as_text(block[1])
     for index in range(2, len(block), _TAKEN):
         entry, line, offset, length, attempt, number = block[index : index + _TAKEN]
         yield Taken(
@@ -49,10 +51,34 @@ def taken_of(record: BatchRecord, block: Sequence[bytes | int], epoch: int) -> I
             line=LineRef(int(line), int(offset), int(length)),
             attempt=int(attempt),
             fence=fence_base(epoch) + int(number),
-            entry=_text(entry),
+            entry=as_text(entry),
             model=model,
         )
 
 
-def _text(value: bytes | int) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def as_answer(value: object) -> Answer:
+    """Return what a script answered, which is a list."""
+    if not isinstance(value, list):
+        raise TypeError(f"a script answered {value!r}, not a list")
+    return value
+
+
+def as_list(value: bytes | int | list[bytes | int]) -> list[bytes | int]:
+    """Return a value of an answer that is a list."""
+    if not isinstance(value, list):
+        raise TypeError(f"a script answered {value!r}, not a list")
+    return value
+
+
+def as_number(value: bytes | int | list[bytes | int]) -> int:
+    """Return a value of an answer that is a number."""
+    if not isinstance(value, int):
+        raise TypeError(f"a script answered {value!r}, not a number")
+    return value
+
+
+def as_text(value: bytes | int | list[bytes | int]) -> str:
+    """Return a value of an answer that is text."""
+    if not isinstance(value, bytes):
+        raise TypeError(f"a script answered {value!r}, not text")
+    return value.decode()

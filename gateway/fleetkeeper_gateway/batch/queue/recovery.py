@@ -68,11 +68,11 @@ class Recovery:
             claims = await self._epochs.read()
             server = await epoch_of(pipe, self._timing.call_s)
             latest = max(claims.latest, server.number)
-            if server.ready and server.run_id == run_id and server.number == latest:
-                if not await self._rolled_back(pipe, server, known):
-                    if not claims.ready or claims.latest < latest:
-                        await self._epochs.made(latest)
-                    return latest
+            whole = server.ready and server.run_id == run_id and server.number == latest
+            if whole and not await self._rolled_back(pipe, server, known):
+                if not claims.ready or claims.latest < latest:
+                    await self._epochs.made(latest)
+                return latest
             if self._may_claim(claims, server):
                 number = await self._claimed(latest)
                 if number is not None:

@@ -31,10 +31,14 @@ import structlog
 from fleetkeeper_gateway.batch.interfaces import Commit, QueueDown, Taken
 from fleetkeeper_gateway.batch.model import BatchRecord, Counts, LineRef, Validated
 from fleetkeeper_gateway.batch.queue import scripts
-from fleetkeeper_gateway.batch.queue.link import Answer, Link
+from fleetkeeper_gateway.batch.queue.link import Link
 from fleetkeeper_gateway.batch.queue.metrics import QueueMetrics
 from fleetkeeper_gateway.batch.queue.names import fence_base, lease_of
 from fleetkeeper_gateway.batch.queue.records import (
+    Answer,
+    as_list,
+    as_number,
+    as_text,
     batch_arguments,
     line_arguments,
     record_of,
@@ -118,7 +122,7 @@ class RedisQueue:
         while True:
             part = lines[added : added + PART]
             answer = await self._link.call(scripts.ADD, *batch, added, *line_arguments(part))
-            added = _number(answer[1])
+            added = as_number(answer[1])
             # Negative: the batch was removed meanwhile. It has ended.
             if added < 0 or added >= len(lines):
                 return
@@ -154,7 +158,7 @@ class RedisQueue:
             answer = await self._link.call(
                 scripts.RENEW, self._process, self._timing.age_ms(), *words
             )
-            lost |= {part[_number(position)] for position in answer[1:]}
+            lost |= {part[as_number(position)] for position in answer[1:]}
         return lost
 
     async def give_back(self, taken: Iterable[Taken], *, attempt_counts: bool) -> None:
@@ -189,12 +193,15 @@ class RedisQueue:
         return counted
 
     async def counts(self, record: BatchRecord) -> Counts | None:
-        """Return the progress; None if the queue does not know the batch."""
+        """Return the progress; None if the queue does not know the batch, or not all of its lines.
+
+        Then `add` queues what is missing.
+        """
         answer = await self._link.call(scripts.COUNTS, record.id)
-        return Counts(*map(_number, answer[1:])) if len(answer) > 1 else None
+        return Counts(*map(as_number, answer[1:])) if len(answer) > 1 else None
 
     async def outstanding(self, record: BatchRecord) -> int | None:
-        """Return the lines without a result; None if the queue does not know the batch."""
+        """Return the lines without a result; None as `counts` does."""
         counts = await self.counts(record)
         return None if counts is None else counts.total - counts.completed - counts.failed
 
@@ -242,24 +249,20 @@ class RedisQueue:
 
     async def _read(self, answer: Answer) -> list[Taken]:
         taken: list[Taken] = []
-        for block in answer[2:]:
-            assert isinstance(block, list)
-            record = await self._record(block[0])
+        for block in map(as_list, answer[2:]):
+            record = await self._record(as_text(block[0]))
             if record is not None:
-                taken += taken_of(record, block, _number(answer[1]))
+                taken += taken_of(record, block, as_number(answer[1]))
         return taken
 
-    async def _record(self, batch_id: bytes | int) -> BatchRecord | None:
+    async def _record(self, name: str) -> BatchRecord | None:
         """Return the record of a batch that has lines; None if it was removed meanwhile."""
-        assert isinstance(batch_id, bytes)
-        name = batch_id.decode()
         found = self._records.get(name)
         if found is None:
             answer = await self._link.call(scripts.RECORD, name)
             if len(answer) < 2:
                 return None
-            assert isinstance(answer[1], bytes)
-            found = self._records[name] = record_of(answer[1])
+            found = self._records[name] = record_of(as_text(answer[1]))
             if len(self._records) > RECORDS:
                 self._records.popitem(last=False)
         self._records.move_to_end(name)
@@ -275,11 +278,10 @@ class RedisQueue:
         answer = await self._link.call(scripts.COMMIT, commits[0].taken.batch.id, *words)
         counted: set[int] = set()
         for each, outcome in zip(commits, answer[1:], strict=True):
-            assert isinstance(outcome, bytes)
             if outcome == b"counted":
                 counted.add(each.taken.line.number)
             else:
-                self._metrics.refused.labels(self._reason(each.taken, outcome.decode())).inc()
+                self._metrics.refused.labels(self._reason(each.taken, as_text(outcome))).inc()
         self._metrics.committed.inc(len(counted))
         return counted
 
@@ -298,8 +300,3 @@ class RedisQueue:
 
 def _parts(items: Sequence[T]) -> Iterable[Sequence[T]]:
     return (items[start : start + PART] for start in range(0, len(items), PART))
-
-
-def _number(value: bytes | int | list[bytes | int]) -> int:
-    assert isinstance(value, int)
-    return value

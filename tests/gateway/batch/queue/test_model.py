@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,9 +49,10 @@ class Naive:
 class QueueMachine(RuleBasedStateMachine):
     """Two processes and one Redis."""
 
-    def __init__(self, server: RedisServer) -> None:
+    server: ClassVar[RedisServer]
+
+    def __init__(self) -> None:
         super().__init__()
-        self.server = server
         self.runner = asyncio.Runner()
         self.lines: dict[Line, Naive] = {}
         self.records: list[BatchRecord] = []
@@ -268,8 +269,9 @@ class QueueMachine(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_every_line_gets_exactly_one_result(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis") as server:
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            lambda: QueueMachine(server),
+        QueueMachine.server = server
+        run_state_machine_as_test(
+            QueueMachine,
             settings=settings(
                 max_examples=30,
                 stateful_step_count=40,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper_gateway.batch.interfaces import QueueDown
+from fleetkeeper_gateway.batch.interfaces import QueueDown, Taken
 from tests.gateway.batch.queue.world import GUARD_S, PATIENT, World, lines_of, numbers, until
 
 HOUR = 3600
@@ -149,7 +149,7 @@ async def test_what_a_cancelled_take_would_have_got_goes_back(world: World) -> N
         task.cancel()
         found = await asyncio.gather(task, return_exceptions=True)
         assert isinstance(found[0], asyncio.CancelledError)
-    taken = []
+    taken: list[Taken] = []
     async with asyncio.timeout(GUARD_S):
         while len(taken) < 40:
             taken += await queue.take({"*": 40}, GUARD_S)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis as redis_client
+from structlog.testing import capture_logs
 
 from fleetkeeper_gateway.batch.interfaces import QueueDown
 from fleetkeeper_gateway.batch.model import Counts, Final, Mistake, Result, Status, Validated
@@ -260,7 +261,7 @@ async def test_a_store_that_fails_delays_the_rebuild(world: World) -> None:
 async def test_only_batches_that_have_lines_to_run_are_rebuilt(world: World) -> None:
     queue = await world.queue()
     waits = await world.submit(queue, 4)
-    new, mistaken, ended, ends = (batch_of() for _ in range(4))
+    new, mistaken, ended, ends, cancelled = (batch_of() for _ in range(5))
     await world.batches.create(new)
     await world.batches.create(mistaken)
     mistakes = (Mistake("invalid_json_line", "not JSON", 1),)
@@ -268,6 +269,8 @@ async def test_only_batches_that_have_lines_to_run_are_rebuilt(world: World) -> 
     await world.keep(ended, 5)
     await world.batches.put_final(ended, Final(Status.CANCELLED, 0, Counts()))
     await world.keep(ends, 5)
+    await world.keep(cancelled, 5)
+    await world.batches.cancel(cancelled, 1)
 
     async def end() -> None:
         # It ends, and its index is deleted, while it is rebuilt.
@@ -279,9 +282,28 @@ async def test_only_batches_that_have_lines_to_run_are_rebuilt(world: World) -> 
     world.redis.kill()
     world.redis.start()
     await world.until_reset(queue, rebuilds + 1)
-    found = [await queue.counts(each) for each in (waits, new, mistaken, ended, ends)]
-    assert found == [Counts(4), None, None, None, None]
+    found = [await queue.counts(each) for each in (waits, new, mistaken, ended, ends, cancelled)]
+    assert found == [Counts(4), None, None, None, None, None]
     assert {each.batch for each in await world.drain(queue)} == {waits}
+
+
+async def test_a_batch_that_cannot_be_read_does_not_hold_up_the_others(world: World) -> None:
+    queue = await world.queue()
+    damaged, whole = await world.submit(queue, 4), await world.submit(queue, 4)
+    world.batches.damaged.add(damaged.id)
+    rebuilds = world.rebuilds()
+    world.redis.kill()
+    world.redis.start()
+    with capture_logs() as logs:
+        await world.until_reset(queue, rebuilds + 1)
+    assert await queue.counts(whole) == Counts(4)
+    assert await queue.counts(damaged) is None
+    (said,) = [each for each in logs if each["log_level"] == "error"]
+    assert said["batch"] == damaged.id
+    # Once it can be read, it is queued as a new one.
+    world.batches.damaged.clear()
+    await queue.add(damaged, *world.batches.found[damaged.id])
+    assert len(await world.drain(queue)) == 8
 
 
 async def test_the_lowest_fence_counts_in_a_rebuild(world: World) -> None:

@@ -109,6 +109,8 @@ class MemoryBatches:
         default_factory=lambda: defaultdict(dict)
     )
     cancelled: dict[str, int] = field(default_factory=dict)
+    damaged: set[str] = field(default_factory=set)
+    """Batches whose index cannot be read."""
     before_lines: Callable[[], Awaitable[None]] | None = None
     """Called before lines are read, in a rebuild."""
 
@@ -143,7 +145,7 @@ class MemoryBatches:
         if self.before_lines is not None:
             await self.before_lines()
         self.objects._answer()
-        if record.id not in self.found:
+        if record.id not in self.found or record.id in self.damaged:
             raise StorageError(f"the index of {record.id} does not exist")
         return self.found[record.id][1]
 
