@@ -18,7 +18,7 @@ ANY: Final = "*"
 """Stands for every model that no line has run for."""
 _FIRST: Final = 32
 """Lines at the start. A line may take minutes, so growth by answers alone would take too long."""
-_GROWTH_S: Final = 1.0
+_GROWTH_S: Final = 0.5
 """Time after which the number doubles at the start, if nothing was refused. A refusal comes at once."""
 _NEAR: Final = 0.85
 """Part of the number at a refusal that is reached quickly again. From there it grows by steps."""
