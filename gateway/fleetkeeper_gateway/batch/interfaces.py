@@ -174,7 +174,9 @@ class Commit:
 class Queue(Protocol):
     """Lines that wait and run. Every method may raise `QueueDown`."""
 
-    async def add(self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]) -> None:
+    async def add(
+        self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]
+    ) -> None:
         """Queue the lines of a batch. Idempotent: lines that are queued, run or are done stay so."""
 
     async def take(self, free: Mapping[str, int], wait_s: float) -> Sequence[Taken]:

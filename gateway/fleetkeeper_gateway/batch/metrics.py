@@ -14,38 +14,40 @@ from prometheus_client.registry import Collector
 from fleetkeeper_contract.batch_metrics import (
     BACKLOG_TOKENS,
     DEADLINE,
+    NAMESPACE_LABEL,
     REMAINING_LINES,
     REQUIRED_RATE,
+    SERVICE_LABEL,
 )
 
 LINES: Final = Counter(
-    "fleetkeeper_batch_lines_total",
+    "fleetkeeper_gateway_batch_lines_total",
     "Attempts at lines by outcome: ok and error are results; failed attempts, refused ones and those "
     "whose input could not be read (unread) or that a shutdown ended (stopped) are made again.",
     ("outcome",),
 )
 SEGMENTS: Final = Counter(
-    "fleetkeeper_batch_segments_total", "Segments with results that were written."
+    "fleetkeeper_gateway_batch_segments_total", "Segments with results that were written."
 )
 DUPLICATES: Final = Counter(
-    "fleetkeeper_batch_duplicate_results_total",
+    "fleetkeeper_gateway_batch_duplicate_results_total",
     "Results that were computed for a line that had one already.",
 )
 STORE_FAILURES: Final = Counter(
-    "fleetkeeper_batch_store_failures_total",
+    "fleetkeeper_gateway_batch_store_failures_total",
     "Calls to the store of files that failed, by what they were for. They are made again.",
     ("what",),
 )
 QUEUE_FAILURES: Final = Counter(
-    "fleetkeeper_batch_queue_failures_total",
+    "fleetkeeper_gateway_batch_calls_without_queue_total",
     "Calls to the queue that found Redis down or being rebuilt, by what they were for.",
     ("what",),
 )
 BATCHES: Final = Counter(
-    "fleetkeeper_batch_batches_total", "Batches that ended, by their status.", ("status",)
+    "fleetkeeper_gateway_batch_batches_total", "Batches that ended, by their status.", ("status",)
 )
 LINE_SECONDS: Final = Histogram(
-    "fleetkeeper_batch_line_seconds",
+    "fleetkeeper_gateway_batch_line_seconds",
     "Time from sending a line to its whole answer.",
     buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600),
 )
@@ -82,7 +84,7 @@ class Backlog(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the series."""
-        labels = ("namespace", "service")
+        labels = (NAMESPACE_LABEL, SERVICE_LABEL)
         tokens = GaugeMetricFamily(
             BACKLOG_TOKENS, "Estimated tokens of all lines without a result.", labels=labels
         )
@@ -135,10 +137,12 @@ class Concurrency(Collector):
     def collect(self) -> Iterator[Metric]:
         """Return the series."""
         running = GaugeMetricFamily(
-            "fleetkeeper_batch_running_lines", "Lines that are being answered.", labels=("model",)
+            "fleetkeeper_gateway_batch_running_lines",
+            "Lines that are being answered.",
+            labels=("model",),
         )
         limit = GaugeMetricFamily(
-            "fleetkeeper_batch_concurrency",
+            "fleetkeeper_gateway_batch_concurrency",
             "Most lines that may be answered at the same time now: it follows 429 and 503.",
             labels=("model",),
         )

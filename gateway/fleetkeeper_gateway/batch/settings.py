@@ -73,4 +73,6 @@ class BatchSettings(BaseSettings):
     batch_key_bytes: int = Field(
         107_374_182_400, ge=1, description="Most bytes of all files of one key."
     )
-    batch_key_active: int = Field(2000, ge=1, description="Most batches of one key that have not ended.")
+    batch_key_active: int = Field(
+        2000, ge=1, description="Most batches of one key that have not ended."
+    )

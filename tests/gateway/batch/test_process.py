@@ -57,7 +57,7 @@ async def test_the_official_client_runs_a_batch(world: BatchSurroundings) -> Non
             body = one["response"]["body"]
             assert (body["prompt"], body["tier"]) == (one["custom_id"].removeprefix("c-"), "batch")
         assert {one["response"]["status_code"] for one in errors} == {400}
-        assert await process.metric("fleetkeeper_batch_lines_total", 'outcome="ok"') == 90
+        assert await process.metric("fleetkeeper_gateway_batch_lines_total", 'outcome="ok"') == 90
     served = [
         json.loads(text) for text in world.serve.log.read_text().splitlines() if '"audit"' in text
     ]
@@ -69,7 +69,7 @@ async def test_the_official_client_runs_a_batch(world: BatchSurroundings) -> Non
 
 async def test_what_waits_is_exported_for_the_service(world: BatchSurroundings) -> None:
     process = await world.batch(BATCH_CONCURRENCY="4").start().ready()
-    place = (f'namespace="{NAMESPACE}"', f'service="{MODEL}"')
+    place = (f'service_namespace="{NAMESPACE}"', f'inference_service="{MODEL}"')
     async with process.client(world.keys["client"]) as client:
         batch_id = await submit(client, [line(number, seconds=0.5) for number in range(40)])
         await until(process, "no backlog", "fleetkeeper_batch_remaining_lines", 20, *place)
@@ -94,7 +94,7 @@ async def test_a_process_that_ends_finishes_its_lines_and_another_goes_on(
     first = await world.batch(BATCH_CONCURRENCY="8").start().ready()
     async with first.client(world.keys["client"]) as client:
         batch_id = await submit(client, [line(number, seconds=0.3) for number in range(60)])
-        await until(first, "no line is done", "fleetkeeper_batch_lines_total", 8)
+        await until(first, "no line is done", "fleetkeeper_gateway_batch_lines_total", 8)
     assert await first.stop() == 0
     assert first.tracebacks() == []
     second = await world.batch("batch-b").start().ready()
@@ -117,7 +117,11 @@ async def test_lines_wait_while_the_gateway_is_away_and_the_api_server_too(
     async with process.client(world.keys["client"]) as client:
         batch_id = await submit(client, [line(number) for number in range(20)])
         await until(
-            process, "nothing was tried", "fleetkeeper_batch_lines_total", 1, 'outcome="refused"'
+            process,
+            "nothing was tried",
+            "fleetkeeper_gateway_batch_lines_total",
+            1,
+            'outcome="refused"',
         )
         await world.serve.start().ready()
         await world.api.stop()
@@ -147,7 +151,7 @@ async def test_a_cancelled_batch_ends(world: BatchSurroundings) -> None:
     async with process.client(world.keys["client"]) as client:
         lines = [line(number, seconds=0.2) for number in range(400)]
         batch_id = await submit(client, lines)
-        await until(process, "no line is done", "fleetkeeper_batch_lines_total", 4)
+        await until(process, "no line is done", "fleetkeeper_gateway_batch_lines_total", 4)
         await client.batches.cancel(batch_id)
         batch = await ended(client, batch_id)
         assert batch.status == "cancelled"

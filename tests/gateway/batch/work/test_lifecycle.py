@@ -406,7 +406,7 @@ def known(number: int, outstanding: int | None, expires: float, **changes: Any) 
 
 def series(backlog: Backlog) -> dict[str, float]:
     return {
-        f"{metric.name} {sample.labels['namespace']}/{sample.labels['service']}": sample.value
+        f"{metric.name} {'/'.join(sample.labels.values())}": sample.value
         for metric in backlog.collect()
         for sample in metric.samples
     }
