@@ -55,7 +55,7 @@ class Way:
     most_lines: int
 
 
-WAYS = (Way("64 lines at a time", 64, LINES), Way("line by line", 1, LINES // 10))
+WAYS = (Way("64 lines at a time", 64, LINES), Way("line by line", 1, LINES // 50))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +225,12 @@ def main() -> None:
     if (args.lines, args.passes) == (LINES, PASSES):
         text = f"""    python benchmarks/batch/queue_cost.py
 
-One batch of {LINES} lines ({LINES // 10} line by line), one Redis on loopback, medians of {PASSES} passes. Bytes are what the server
-uses more than before, without buffers. Processor time is that of the
-client and of the server together, without the store and without the work on lines; the time of calls
-contains what one side waits for the other, and for a processor while others use it. Recovery is the time from a Redis that was killed and
-started empty until the first line is taken, with half of the lines done and the store in memory: reading
-segments from a real store comes on top.
+One batch of {LINES:,} lines ({LINES // 50:,} line by line), one Redis on loopback, medians of {PASSES} passes. Bytes
+are what the server uses more than before, without buffers. Processor time is that of the client and of the
+server together, without the store and without the work on lines. The time of calls contains what one side
+waits for the other, and for a processor while others use it. Recovery is the time from a Redis that was
+killed and started empty until the first line is taken, with half of the lines done. The store is in memory:
+reading segments from a real store comes on top.
 
 {markdown_table(headings, measured.rows())}
 

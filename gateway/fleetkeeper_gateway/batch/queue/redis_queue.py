@@ -137,7 +137,8 @@ class RedisQueue:
         words = [value for pair in named for value in pair]
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
-        await self._link.until_up(wait_s)
+        if not self._link.up:
+            await self._link.until_up(wait_s)
         while True:
             woken = self._wake.next()
             taken = await self._take(self._process, self._timing.age_ms(), free.get("*", 0), *words)

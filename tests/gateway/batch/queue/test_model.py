@@ -193,7 +193,8 @@ class QueueMachine(RuleBasedStateMachine):
     async def _reset(self, how: str, step: str, queue: RedisQueue) -> None:
         epoch = max(each._link.epoch for each in self.world.queues)
         if how == "set back" and self.kept is not None:
-            for each in self.world.queues:
+            # Twice: a call that was sent before the first answer may hide one lost tick (guard.lua).
+            for each in (*self.world.queues, *self.world.queues):
                 await each.check()
             set_back(self.world, self.kept)
         elif how == "kill":
@@ -216,8 +217,12 @@ class QueueMachine(RuleBasedStateMachine):
             or (self.leases and step == "renew")
             or (self.written and step == "commit")
         ):
-            with pytest.raises(QueueDown):
-                await chosen
+            try:
+                found = await chosen
+            except QueueDown:
+                pass
+            else:
+                raise AssertionError(f"{step} was done after {how}: {found}")
         else:
             await chosen
         await until(
