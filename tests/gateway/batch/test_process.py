@@ -123,6 +123,7 @@ async def test_lines_wait_while_the_gateway_is_away_and_the_api_server_too(
             1,
             'outcome="refused"',
         )
+        assert "lines cannot be sent; they wait" in process.log.read_text()
         await world.serve.start().ready()
         await world.api.stop()
         batch = await ended(client, batch_id)

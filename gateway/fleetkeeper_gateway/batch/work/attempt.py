@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -30,6 +32,8 @@ from fleetkeeper_gateway.batch.work.pace import Slot
 
 log = structlog.get_logger(__name__)
 
+_TELL_S: Final = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
@@ -49,6 +53,8 @@ class Attempts:
         self._inputs = inputs
         self._sender = sender
         self._monotonic = monotonic
+        self._told = -math.inf
+        """When the log last said that lines cannot be sent."""
 
     async def make(self, taken: Taken, slot: Slot) -> Result | GivenBack:
         """Return the result of a line, or why there is none.
@@ -75,8 +81,16 @@ class Attempts:
         except NotAnswered as error:
             answer = error
             verdict = Verdict.FAILED if error.sent else Verdict.REFUSED
+            self._tell(error)
         self._note(verdict, answer, slot)
         return _outcome(taken, request, verdict, answer)
+
+    def _tell(self, error: NotAnswered) -> None:
+        """Say why lines cannot be sent, once in a while: it may last, and is the same for all."""
+        now = self._monotonic()
+        if not error.sent and now - self._told >= _TELL_S:
+            self._told = now
+            log.warning("lines cannot be sent; they wait", reason=str(error))
 
     def _note(self, verdict: Verdict, answer: Answer | NotAnswered, slot: Slot) -> None:
         metrics.LINES.labels(verdict.value).inc()
