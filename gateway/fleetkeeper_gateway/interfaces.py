@@ -120,8 +120,26 @@ class Keys(Protocol):
                 `keys_unavailable` (503).
         """
 
+    def named(self, key_id: str, now: float) -> Key:
+        """Return the key of an ID, for a process that asks on behalf of the key.
+
+        Args:
+            key_id: of the key.
+            now: Unix seconds.
+
+        Raises:
+            KeyRefused: as `authenticate` does, without `missing_api_key`.
+        """
+
     def in_force(self, key_id: str, now: float) -> bool:
         """Return whether a key that was accepted before is still accepted."""
+
+
+class BatchTokens(Protocol):
+    """Reads the bearer tokens of the batch process."""
+
+    def key_of(self, token: str) -> str | None:
+        """Return the ID of the key that a valid token names; None for everything else."""
 
 
 @dataclass(frozen=True, slots=True)

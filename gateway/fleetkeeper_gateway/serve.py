@@ -120,6 +120,7 @@ async def default_parts() -> AsyncIterator[Parts]:
     from fleetkeeper_gateway.audit import create_audit_log  # noqa: PLC0415
     from fleetkeeper_gateway.grants.settings import GrantSettings  # noqa: PLC0415
     from fleetkeeper_gateway.grants.signer import (  # noqa: PLC0415
+        BatchTokenReader,
         GrantReader,
         Signer,
         create_key_files,
@@ -149,6 +150,7 @@ async def default_parts() -> AsyncIterator[Parts]:
             limiter=limiter,
             signer=Signer(grant_keys),
             grants=GrantReader(grant_keys),
+            batch_tokens=BatchTokenReader(grant_keys),
             audit=audit,
             estimate=functools.partial(estimate_tokens, cap=limit_settings.max_tokens_cap),
             background=(keys.run, services.run),

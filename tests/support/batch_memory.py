@@ -49,6 +49,9 @@ class MemoryKeys:
             raise KeyRefused("invalid_api_key", "The API key is not valid.")
         return Key(key_id, key_id, frozenset({"team"}))
 
+    def named(self, key_id: str, now: float) -> Key:
+        return self.authenticate(f"Bearer secret-of-{key_id}", now)
+
     def in_force(self, key_id: str, now: float) -> bool:
         return key_id in self.in_use
 
@@ -404,3 +407,7 @@ class MemoryQueue:
         self._check()
         self._leads[what] = self._clock() + LEASE_S
         return True
+
+    async def resign(self, what: str) -> None:
+        self._check()
+        self._leads.pop(what, None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import aiohttp
 import psutil
@@ -55,7 +56,7 @@ class GatewayProcess:
         """The address of health and metrics."""
         return f"http://127.0.0.1:{self.admin_port}"
 
-    def start(self) -> GatewayProcess:
+    def start(self) -> Self:
         """Start it, on new ports."""
         self.port, self.admin_port = free_ports(2)
         clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
@@ -80,7 +81,7 @@ class GatewayProcess:
             )
         return self
 
-    async def ready(self) -> GatewayProcess:
+    async def ready(self) -> Self:
         """Wait until its readiness probe succeeds."""
         async with aiohttp.ClientSession() as session:
 

@@ -174,7 +174,9 @@ class Commit:
 class Queue(Protocol):
     """Lines that wait and run. Every method may raise `QueueDown`."""
 
-    async def add(self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]) -> None:
+    async def add(
+        self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]
+    ) -> None:
         """Queue the lines of a batch. Idempotent: lines that are queued, run or are done stay so."""
 
     async def take(self, free: Mapping[str, int], wait_s: float) -> Sequence[Taken]:
@@ -204,6 +206,9 @@ class Queue(Protocol):
 
     async def leads(self, what: str) -> bool:
         """Take or renew a lease of 30 s for a task that one process does, such as `finalize:ID`."""
+
+    async def resign(self, what: str) -> None:
+        """Give the lease of a task back, if it is ours."""
 
 
 @dataclass(frozen=True, slots=True)

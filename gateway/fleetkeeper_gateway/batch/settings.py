@@ -58,6 +58,14 @@ class BatchSettings(BaseSettings):
     batch_line_timeout_seconds: float = Field(
         3600, gt=0, description="Longest time of one line from its sending to its whole answer."
     )
+    batch_end_seconds: float = Field(
+        60,
+        ge=0,
+        description="Time that lines which run have to end after their batch was cancelled or expired.",
+    )
+    batch_drain_seconds: float = Field(
+        30, ge=0, description="Time that lines which run have to end after a SIGTERM."
+    )
     batch_retention_days: int = Field(
         30, ge=1, le=3650, description="Days after which files and ended batches are deleted."
     )
@@ -65,4 +73,6 @@ class BatchSettings(BaseSettings):
     batch_key_bytes: int = Field(
         107_374_182_400, ge=1, description="Most bytes of all files of one key."
     )
-    batch_key_active: int = Field(2000, ge=1, description="Most batches of one key that have not ended.")
+    batch_key_active: int = Field(
+        2000, ge=1, description="Most batches of one key that have not ended."
+    )

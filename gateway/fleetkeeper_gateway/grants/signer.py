@@ -1,4 +1,7 @@
-"""Signs grants and the tokens that read usage, and reads grants of our own that clients pass on."""
+"""Signs grants, and the tokens of the usage process and the batch process; reads what comes back.
+
+What comes back are grants of our own that clients pass on, and tokens of the batch process.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ import jwt
 
 from fleetkeeper_contract.grants import (
     ATTEMPT_CLAIM,
+    BATCH_AUDIENCE,
+    BATCH_ISSUER,
+    BATCH_TYPE,
     GRANT_ISSUER,
     GRANT_LEEWAY_SECONDS,
     GRANT_MAX_SECONDS,
@@ -79,6 +85,73 @@ class UsageTokenSigner:
         """
         claims = {"aud": pod_uid, "jti": secrets.token_urlsafe(16)}
         return _signed(self._keys.current(), USAGE_TYPE, claims, self._wall())
+
+
+class BatchTokenSigner:
+    """Signs the tokens with which the batch process asks the gateway on behalf of a key."""
+
+    def __init__(self, keys: KeyFiles, wall: Callable[[], float] = time.time) -> None:
+        self._keys = keys
+        self._wall = wall
+
+    def sign(self, key_id: str) -> str:
+        """Return a token for requests of one key in tier batch, valid for 60 s.
+
+        Raises:
+            NoGrantKeyError: if no key can sign.
+        """
+        claims = {"iss": BATCH_ISSUER, "aud": BATCH_AUDIENCE, KEY_CLAIM: key_id}
+        return _signed(self._keys.current(), BATCH_TYPE, claims, self._wall())
+
+
+class BatchTokenReader:
+    """Reads the tokens of the batch process."""
+
+    def __init__(self, keys: KeyFiles, wall: Callable[[], float] = time.time) -> None:
+        self._keys = keys
+        self._wall = wall
+
+    def key_of(self, token: str) -> str | None:
+        """Return the ID of the key that a valid token names; None for everything else."""
+        claims = self._signed_claims(token)
+        if claims is None:
+            return None
+        key, issued, expires = claims[KEY_CLAIM], claims["iat"], claims["exp"]
+        if not isinstance(key, str) or type(issued) is not int or type(expires) is not int:
+            return None
+        if not 0 < expires - issued <= GRANT_MAX_SECONDS:
+            return None
+        now = self._wall()
+        is_now = issued - GRANT_LEEWAY_SECONDS <= now <= expires + GRANT_LEEWAY_SECONDS
+        return key if is_now else None
+
+    def _signed_claims(self, token: str) -> dict[str, Any] | None:
+        keys = self._keys.keys()
+        if keys is None or len(token) > MAX_GRANT_BYTES:
+            return None
+        try:
+            header = jwt.get_unverified_header(token)
+            key = keys.trusted.get(str(header.get("kid")))
+            if key is None or header.get("typ") != BATCH_TYPE:
+                return None
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=["EdDSA"],
+                issuer=BATCH_ISSUER,
+                audience=BATCH_AUDIENCE,
+                # The times are checked against our own clock, for the longest time too.
+                options={
+                    "require": ["iss", "aud", "iat", "exp", KEY_CLAIM],
+                    "strict_aud": True,
+                    "verify_exp": False,
+                    "verify_iat": False,
+                    "verify_nbf": False,
+                },
+            )
+        except jwt.PyJWTError:
+            return None
+        return claims
 
 
 class GrantReader:

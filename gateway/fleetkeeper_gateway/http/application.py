@@ -47,7 +47,7 @@ class Application:
         key_id, refusal, body = None, None, None
         try:
             parsed = parse_headers(scope["headers"])
-            key = self._gateway.authenticate(parsed.authorization)
+            key = self._gateway.authenticate(parsed.authorization).key
             key_id = key.id
             _check_path(scope["path"], scope["method"])
             services = self._gateway.parts.services

@@ -153,9 +153,10 @@ class Exchange:
         """Check the request, send it, and return the beginning of its answer."""
         gateway = self._gateway
         self._headers = headers = parse_headers(self._scope["headers"])
-        key = self._key = gateway.authenticate(headers.authorization)
+        caller = gateway.authenticate(headers.authorization)
+        key = self._key = caller.key
         self._key_id = self._open.key_id = key.id
-        tier = self._tier = choose_tier(headers.tier, key)
+        tier = self._tier = Tier.BATCH if caller.in_batch else choose_tier(headers.tier, key)
         if headers.encoding not in ("", "identity"):
             raise Refusal(
                 415, "encoding_not_supported", "Send the body without a Content-Encoding."

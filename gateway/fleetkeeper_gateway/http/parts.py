@@ -5,13 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fleetkeeper_gateway.http.baggage import GrantReader
 from fleetkeeper_gateway.http.bodies import BodyBudget
 from fleetkeeper_gateway.http.errors import unavailable
 from fleetkeeper_gateway.http.open_requests import OpenRequests
 from fleetkeeper_gateway.http.settings import ServeSettings
-from fleetkeeper_gateway.interfaces import AuditLog, GrantSigner, Key, Keys, Limiter, Services
+from fleetkeeper_gateway.interfaces import (
+    AuditLog,
+    BatchTokens,
+    GrantSigner,
+    Key,
+    Keys,
+    Limiter,
+    Services,
+)
 from fleetkeeper_gateway.telemetry import metrics
 from fleetkeeper_gateway.upstream.attempts import Upstream
 
@@ -25,12 +34,21 @@ class Parts:
     limiter: Limiter
     signer: GrantSigner
     grants: GrantReader
+    batch_tokens: BatchTokens
     audit: AuditLog
     estimate: Callable[[int, int | None, int], int]
     """Returns the tokens that a request may use, from the bytes of its body, the most tokens of an
     answer, and the number of answers."""
     background: tuple[Callable[[], Coroutine[None, None, None]], ...] = ()
     """What runs beside the requests, until it is cancelled."""
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    key: Key
+    in_batch: bool
+    """Whether the batch process asks on behalf of the key: in tier batch, whatever a header says."""
 
 
 class Gateway:
@@ -59,15 +77,27 @@ class Gateway:
         """Return whether keys and services are known."""
         return self.parts.keys.synced and self.parts.services.synced
 
-    def authenticate(self, authorization: str | None) -> Key:
-        """Return the key of a request.
+    def authenticate(self, authorization: str | None) -> Caller:
+        """Return who sends a request.
 
         Raises:
-            KeyRefused: if it is not accepted.
+            KeyRefused: if the key is not accepted.
             Refusal: if the keys are not known yet.
         """
         if not self.synced:
             raise unavailable(
                 "starting", "The gateway does not know keys and services yet. Try again.", 1
             )
-        return self.parts.keys.authenticate(authorization, time.time())
+        now = time.time()
+        token = _token(authorization)
+        key_id = self.parts.batch_tokens.key_of(token) if token is not None else None
+        if key_id is not None:
+            return Caller(self.parts.keys.named(key_id, now), in_batch=True)
+        return Caller(self.parts.keys.authenticate(authorization, now), in_batch=False)
+
+
+def _token(authorization: str | None) -> str | None:
+    """Return the bearer token of a header if it has the form of a signed one. No API key has it."""
+    scheme, _, token = (authorization or "").partition(" ")
+    token = token.strip()
+    return token if scheme.lower() == "bearer" and token.count(".") == 2 else None

@@ -7,6 +7,7 @@ import asyncio
 from fleetkeeper_contract.client_key_entries import parse_limit
 from fleetkeeper_contract.client_keys import ANONYMOUS
 from fleetkeeper_gateway.interfaces import Key
+from fleetkeeper_gateway.keys.bearer import invalid
 from fleetkeeper_gateway.keys.limits import Limit, limits_by_tier
 from fleetkeeper_gateway.keys.settings import KeysSettings
 from fleetkeeper_gateway.tiers import TIERS
@@ -35,6 +36,16 @@ class AnonymousKeys:
 
     def authenticate(self, authorization: str | None, now: float) -> Key:  # noqa: ARG002 - as Keys has it
         """Return the anonymous key."""
+        return self._key
+
+    def named(self, key_id: str, now: float) -> Key:  # noqa: ARG002 - as Keys has it
+        """Return the anonymous key.
+
+        Raises:
+            KeyRefused: the ID is another one.
+        """
+        if key_id != ANONYMOUS:
+            raise invalid(key_id)
         return self._key
 
     def in_force(self, key_id: str, now: float) -> bool:  # noqa: ARG002 - as Keys has it

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from fleetkeeper_contract.client_key_entries import BadEntry
-from fleetkeeper_gateway.interfaces import AuditLog
+from fleetkeeper_gateway.interfaces import AuditLog, Key
 from fleetkeeper_gateway.keys import metrics
 from fleetkeeper_gateway.keys.parse import KeyRecord, actor_of, is_ending, parse_secret
 from fleetkeeper_gateway.kubernetes.reflector import Place
@@ -55,6 +55,10 @@ class KeyStore:
             return None
         (name,) = owners
         return self._records[name]
+
+    def named(self, name: str) -> Key | None:
+        """Return the key of a name, if it exists and has a digest of its own."""
+        return self._records[name].key if self.is_usable(name) else None
 
     def is_usable(self, name: str) -> bool:
         """Return whether the key exists and has a digest of its own."""

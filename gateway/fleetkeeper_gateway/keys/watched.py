@@ -79,18 +79,25 @@ class WatchedKeys:
                 `keys_unavailable` if no key can be checked.
         """
         digest = digest_of_header(authorization)
-        if self.is_stale:
-            raise KeyRefused(
-                UNAVAILABLE, "The gateway cannot check API keys at the moment. Try again later."
-            )
+        self._check_contact()
         record = self.store.find(digest)
         if record is None:
             raise invalid()
         if not record.accepts(digest, now):
             raise invalid(record.key.id)
-        if is_past(record.key.expires, now):
-            raise KeyRefused(EXPIRED, "The API key has expired.", record.key.id)
-        return record.key
+        return _unexpired(record.key, now)
+
+    def named(self, key_id: str, now: float) -> Key:
+        """Return the key of an ID, for a process that asks on behalf of the key.
+
+        Raises:
+            KeyRefused: as `authenticate` does, without `missing_api_key`.
+        """
+        self._check_contact()
+        key = self.store.named(key_id)
+        if key is None:
+            raise invalid(key_id)
+        return _unexpired(key, now)
 
     def in_force(self, key_id: str, now: float) -> bool:
         """Return whether a key that was accepted before is neither revoked nor expired.
@@ -99,6 +106,12 @@ class WatchedKeys:
         says that their key ended.
         """
         return self.store.is_usable(key_id) and not self.store.is_expired(key_id, now)
+
+    def _check_contact(self) -> None:
+        if self.is_stale:
+            raise KeyRefused(
+                UNAVAILABLE, "The gateway cannot check API keys at the moment. Try again later."
+            )
 
     async def run(self) -> None:
         """Watch the Secrets until cancelled."""
@@ -118,6 +131,12 @@ class WatchedKeys:
                 )
             self._was_stale = is_stale
             await asyncio.sleep(HOUSEKEEPING_S)
+
+
+def _unexpired(key: Key, now: float) -> Key:
+    if is_past(key.expires, now):
+        raise KeyRefused(EXPIRED, "The API key has expired.", key.id)
+    return key
 
 
 def create_keys(

@@ -79,6 +79,12 @@ class MemoryKeys:
             raise KeyRefused("invalid_api_key", "The key is not known.")
         return key
 
+    def named(self, key_id: str, now: float) -> Key:
+        key = next((key for key in self.known.values() if key.id == key_id), None)
+        if key is None or key_id in self.revoked:
+            raise KeyRefused("invalid_api_key", "The key is not known.", key_id)
+        return key
+
     def in_force(self, key_id: str, now: float) -> bool:
         return key_id not in self.revoked
 
@@ -123,7 +129,7 @@ class MemoryLimiter:
 
 
 class MemoryGrants:
-    """Grants that can be read in a test: `hops-N:...` is one of our own."""
+    """Grants that can be read in a test: `hops-N:...` is one of our own. `batch.KEY.signed` is a token."""
 
     def __init__(self) -> None:
         self.signed: list[dict[str, Any]] = []
@@ -135,6 +141,12 @@ class MemoryGrants:
         attempt = uuid.uuid4().hex
         self.signed.append({"service": service.uid, "attempt_id": attempt, **claims})
         return f"hops-{claims['hops']}:{attempt}"
+
+    def key_of(self, token: str) -> str | None:
+        kind, _, rest = token.partition(".")
+        return (
+            rest.removesuffix(".signed") if kind == "batch" and rest.endswith(".signed") else None
+        )
 
     def hops_of(self, grant: str) -> int | None:
         text = grant.removeprefix("hops-").partition(":")[0]
@@ -238,6 +250,7 @@ class World:
             limiter=self.limiter,
             signer=self.grants,
             grants=self.grants,
+            batch_tokens=self.grants,
             audit=self.audit,
             estimate=lambda size, tokens, n: size // 4 + (tokens or 0) * n,
         )

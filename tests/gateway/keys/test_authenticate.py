@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fleetkeeper_gateway.interfaces import Key, KeyRefused, Service
+from fleetkeeper_gateway.keys.anonymous import AnonymousKeys
 from fleetkeeper_gateway.keys.bearer import digest_of_header
 from fleetkeeper_gateway.keys.settings import KeysSettings
 from fleetkeeper_gateway.keys.watched import WatchedKeys, create_keys
@@ -71,6 +72,14 @@ def refusal(
         keys.authenticate(authorization, now)
     for number in range(3):
         assert key_of(number) not in str(refused.value)
+    return refused.value.code, refused.value.key_id
+
+
+def named_refusal(
+    keys: WatchedKeys | AnonymousKeys, key_id: str, now: float = NOW
+) -> tuple[str, str | None]:
+    with pytest.raises(KeyRefused) as refused:
+        keys.named(key_id, now)
     return refused.value.code, refused.value.key_id
 
 
@@ -143,6 +152,35 @@ def test_a_time_that_ends_between_two_signs_of_the_server_is_refused(stale_s: fl
         KeysSettings(keys_stale_seconds=stale_s)
 
 
+async def test_a_key_is_found_by_its_id_while_it_is_in_force() -> None:
+    async with serving(expires="2030-01-01T00:00:00Z") as server, keys_of(server) as keys:
+        end = 1893456000.0
+        assert keys.named("chat", end - 0.1) is keys.authenticate(bearer(1), end - 0.1)
+        assert named_refusal(keys, "chat", end) == ("expired_api_key", "chat")
+        assert named_refusal(keys, "other", NOW) == ("invalid_api_key", "other")
+        gone: asyncio.Queue[str] = asyncio.Queue()
+        keys.listen(gone.put_nowait)
+        await server.remove("chat")
+        assert await asyncio.wait_for(gone.get(), PATIENCE_S) == "chat"
+        assert named_refusal(keys, "chat", end - 0.1) == ("invalid_api_key", "chat")
+
+
+async def test_a_key_whose_digest_another_one_has_is_not_found_by_its_id() -> None:
+    async with serving() as server, keys_of(server) as keys:
+        assert keys.named("chat", NOW).id == "chat"
+        ended: asyncio.Queue[str] = asyncio.Queue()
+        keys.listen(ended.put_nowait)
+        await server.put(key_secret("copy", key_entries(key_of(1))))
+        assert await asyncio.wait_for(ended.get(), PATIENCE_S) == "chat"
+        assert named_refusal(keys, "chat") == ("invalid_api_key", "chat")
+
+
+async def test_without_the_server_no_key_is_found_by_its_id() -> None:
+    async with serving() as server:
+        keys = WatchedKeys(KeysSettings(), server.credentials, RecordedAudit())
+        assert named_refusal(keys, "chat") == ("keys_unavailable", None)
+
+
 async def test_before_the_first_list_no_key_can_be_checked() -> None:
     async with serving() as server:
         keys = WatchedKeys(KeysSettings(), server.credentials, RecordedAudit())
@@ -191,6 +229,8 @@ async def test_in_anonymous_mode_no_header_matters() -> None:
     assert key.limits[Tier.STANDARD].requests_per_minute == 60
     assert keys.authenticate("Bearer sk-dummy", NOW) is key
     assert keys.in_force("anonymous", NOW)
+    assert keys.named("anonymous", NOW) is key
+    assert named_refusal(keys, "chat") == ("invalid_api_key", "chat")
     assert not keys.in_force("chat", NOW)
 
 

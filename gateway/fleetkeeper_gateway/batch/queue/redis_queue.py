@@ -217,6 +217,10 @@ class RedisQueue:
         answer = await self._link.call(scripts.LEAD, what, self._process, lead_ms)
         return answer[1] == 1
 
+    async def resign(self, what: str) -> None:
+        """Give the lease of a task back, so that another process need not wait for its end."""
+        await self._link.call(scripts.RESIGN, what, self._process)
+
     async def check(self) -> None:
         """Look at once for a reset, and for leases that ran out. `run` does it once a second."""
         await self._link.check()

@@ -28,6 +28,7 @@ RECORD = _script("guard", "record")
 REMOVE = _script("guard", "remove")
 CHECK = _script("guard", "check")
 LEAD = _script("guard", "lead")
+RESIGN = _script("guard", "resign")
 
 BEGIN = _script("begin")
 CLEAR = _script("building", "clear")

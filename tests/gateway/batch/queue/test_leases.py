@@ -176,6 +176,15 @@ async def test_a_removed_batch_is_forgotten(world: World) -> None:
     assert "fleetkeeper:batch:models" not in left
 
 
+async def test_a_process_that_resigns_is_followed_at_once(world: World) -> None:
+    one, two = await world.queue("a", PATIENT), await world.queue("b", PATIENT)
+    assert await one.leads("batches")
+    await two.resign("batches")
+    assert not await two.leads("batches"), "only the process that leads can resign"
+    await one.resign("batches")
+    assert await two.leads("batches")
+
+
 async def test_one_process_leads(world: World) -> None:
     timing = replace(PATIENT, lead_s=0.2)
     one, two = await world.queue("same", timing), await world.queue("same", timing)

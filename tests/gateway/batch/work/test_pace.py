@@ -1,0 +1,250 @@
+"""How many lines run at the same time, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetkeeper_gateway.batch.work.pace import ANY, Pace, Paces, Slot
+
+
+def fill(pace: Pace, now: float) -> list[Slot]:
+    """Send as many lines as may be sent."""
+    slots = [pace.slot(now) for _ in range(pace.free(now))]
+    for slot in slots:
+        slot.sent(now)
+    return slots
+
+
+def test_without_refusals_the_most_is_reached_within_seconds_although_lines_take_minutes() -> None:
+    pace = Pace(256)
+    for second in range(5):
+        fill(pace, float(second))
+    assert pace.running == 256
+
+
+def test_short_lines_reach_the_most_within_a_few_round_trips() -> None:
+    pace = Pace(256)
+    now = 0.0
+    for _ in range(4):
+        slots = fill(pace, now)
+        now += 0.1
+        for slot in slots:
+            slot.answered(now)
+    assert pace.free(now) == 256
+
+
+def test_lines_that_were_sent_together_halve_it_once() -> None:
+    pace = Pace(256)
+    pace.limit = 200.0
+    slots = fill(pace, 0.0)
+    assert len(slots) == 200
+    for slot in slots:
+        slot.refused(1.0, 1.0)
+    assert (pace.limit, pace.running) == (100.0, 0)
+    assert pace.free(1.5) == 0
+    assert pace.wakes(1.5) == 2.0
+    (later, *_) = fill(pace, 2.0)
+    later.refused(2.1, 1.0)
+    assert pace.limit == 50.0
+
+
+def test_nothing_is_sent_before_retry_after_and_a_late_refusal_does_not_halve_again() -> None:
+    pace = Pace(256)
+    first, second, *_ = fill(pace, 0.0)
+    first.refused(1.0, 20.0)
+    second.refused(5.0, 3.0)
+    assert pace.limit == 16.0
+    assert pace.free(20.9) == 0
+    assert pace.wakes(6.0) == 21.0
+    fill(pace, 21.0)
+    assert pace.running == 30, "those that were not refused still run, and they are more than half"
+
+
+def test_a_closed_tier_gets_one_line_after_each_retry_after_and_all_again_once_it_opens() -> None:
+    pace = Pace(256)
+    pace.limit = 256.0
+    now, sent = 0.0, []
+    for _ in range(40):
+        slots = fill(pace, now)
+        sent.append(len(slots))
+        for slot in slots:
+            slot.refused(now + 0.1, 5.0)
+        now = pace.wakes(now + 0.1)
+    assert sent[0] == 256
+    assert sent[10:] == [1] * 30
+    assert now >= 200.0
+    for _ in range(9):
+        for slot in fill(pace, now):
+            slot.answered(now + 1.0)
+        now += 1.0
+    assert pace.limit >= 128.0, "half of what ran before, at once"
+
+
+def test_refusals_without_retry_after_wait_longer_and_longer() -> None:
+    pace = Pace(8)
+    pauses, now = [], 0.0
+    for _ in range(12):
+        for slot in fill(pace, now):
+            slot.refused(now, None)
+        later = pace.wakes(now)
+        pauses.append(later - now)
+        now = later
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert pauses[-1] == 30.0
+
+
+def test_a_service_on_which_everything_fails_gets_time_so_that_few_lines_use_up_their_attempts() -> (
+    None
+):
+    pace = Pace(256)
+    now, sent = 0.0, 0
+    while now < 600.0:
+        slots = fill(pace, now)
+        sent += len(slots)
+        for slot in slots:
+            slot.failed(now)
+        now = max(pace.wakes(now), now + 0.01)
+    assert sent < 100
+    (slot,) = fill(pace, now)
+    slot.answered(now)
+    assert pace.free(now) >= 1, "it goes on at once when the service is back"
+
+
+def test_a_line_that_fails_among_others_slows_nothing_down() -> None:
+    pace = Pace(256)
+    for second in range(200):
+        for number, slot in enumerate(fill(pace, float(second))):
+            slot.failed(second + 0.5) if number % 8 == 3 else slot.answered(second + 0.5)
+    assert pace.limit == 256.0
+
+
+def test_growth_needs_lines_that_use_it() -> None:
+    pace = Pace(256)
+    pace.limit = 100.0
+    for number in range(1000):
+        pace.slot(float(number)).answered(number + 0.5)
+    assert pace.limit == 100.0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("send", "answer", "refuse", "fail", "end")),
+            st.floats(0, 30),
+            st.one_of(st.none(), st.floats(0, 1000)),
+        ),
+        max_size=80,
+    ),
+    st.integers(1, 300),
+)
+def test_whatever_happens_it_stays_within_its_bounds(
+    steps: list[tuple[str, float, float | None]], most: int
+) -> None:
+    pace = Pace(most)
+    now = 0.0
+    open_slots: list[Slot] = []
+    for what, after, retry_after in steps:
+        now += after
+        if what == "send":
+            open_slots += fill(pace, now)
+        elif open_slots:
+            slot = open_slots.pop(0)
+            if what == "answer":
+                slot.answered(now)
+            elif what == "refuse":
+                slot.refused(now, retry_after)
+            elif what == "fail":
+                slot.failed(now)
+            slot.end(now)
+            slot.end(now)
+        assert pace.running == len(open_slots) <= most
+        assert 1.0 <= pace.limit <= most
+        assert 0 <= pace.free(now) <= most
+        assert pace.wakes(now) >= now
+    end = max(now, 0.0) + 301.0
+    for slot in open_slots:
+        slot.end(end)
+    assert pace.free(end) >= 1, "it never stops for good"
+
+
+@dataclass
+class Engine:
+    """Runs some lines at a time, lets some wait, and refuses others until half of those are gone."""
+
+    runs: int
+    waits: int
+    seconds: float
+    running: list[tuple[float, int]] = field(default_factory=list)
+    queue: deque[int] = field(default_factory=deque)
+    done: int = 0
+
+    def take(self, number: int, now: float) -> float | None:
+        """Return None if the line is taken, otherwise Retry-After."""
+        if len(self.running) < self.runs:
+            heapq.heappush(self.running, (now + self.seconds, number))
+        elif len(self.queue) < self.waits:
+            self.queue.append(number)
+        else:
+            rate = self.runs / self.seconds
+            return float(max(1, math.ceil(self.waits / 2 / rate)))
+        return None
+
+    def finish(self) -> tuple[float, int]:
+        """End the next line."""
+        now, number = heapq.heappop(self.running)
+        self.done += 1
+        if self.queue:
+            heapq.heappush(self.running, (now + self.seconds, self.queue.popleft()))
+        return now, number
+
+
+@pytest.mark.parametrize(
+    ("runs", "waits", "seconds"), [(64, 64, 10.0), (16, 32, 2.0), (200, 16, 30.0), (128, 256, 1.0)]
+)
+def test_an_engine_that_refuses_is_kept_busy(runs: int, waits: int, seconds: float) -> None:
+    """At least 85% of what an unlimited client gets, from the first second on."""
+    engine, pace, numbers = Engine(runs, waits, seconds), Pace(256), itertools.count()
+    open_slots: dict[int, Slot] = {}
+    now, end = 0.0, 60 * seconds
+    while now < end:
+        for slot in fill(pace, now):
+            number = next(numbers)
+            retry_after = engine.take(number, now)
+            if retry_after is None:
+                open_slots[number] = slot
+            else:
+                slot.refused(now, retry_after)
+        wakes = pace.wakes(now)
+        if engine.running and engine.running[0][0] <= wakes:
+            now, number = engine.finish()
+            open_slots.pop(number).answered(now)
+        else:
+            assert math.isfinite(wakes)
+            now = max(wakes, now + 0.001)
+    unlimited = runs * (end / seconds)
+    assert engine.done / unlimited >= 0.85, f"{engine.done} of {unlimited:g}"
+
+
+def test_what_is_free_is_shared_among_models() -> None:
+    paces = Paces(100)
+    assert paces.free(0.0) == {ANY: 32}
+    slots = [paces.of("a").slot(0.0) for _ in range(30)]
+    assert paces.free(0.0) == {"a": 2, ANY: 32}
+    slots += [paces.of("b").slot(0.0) for _ in range(30)]
+    assert paces.free(0.5) == {"a": 2, "b": 2, ANY: 13}
+    slots += [paces.of("c").slot(0.5) for _ in range(39)]
+    assert all(count <= 1 for count in paces.free(0.5).values())
+    slots.append(paces.of("c").slot(0.5))
+    assert paces.free(0.5) == {}
+    for slot in slots:
+        slot.end(1.0)
+    assert paces.running == 0
+    assert paces.free(1000.0) == {ANY: 32}, "models that nothing ran for are forgotten"

@@ -1,0 +1,383 @@
+"""The worker, with a store in a directory and a queue in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered
+from fleetkeeper_gateway.batch.model import BatchRecord, Result
+from fleetkeeper_gateway.batch.storage import Storage
+from fleetkeeper_gateway.batch.work import recorder as recorder_module
+from fleetkeeper_gateway.batch.work import worker as worker_module
+from fleetkeeper_gateway.batch.work.inputs import Inputs
+from fleetkeeper_gateway.batch.work.worker import Worker
+from tests.gateway.batch.work.world import (
+    GUARD_S,
+    FailingBatches,
+    MemoryQueue,
+    ScriptedSender,
+    ok,
+    put_batch,
+    until,
+)
+
+
+class Running:
+    """A worker that runs."""
+
+    def __init__(self, storage: Storage, queue: MemoryQueue, sender: ScriptedSender) -> None:
+        self.storage, self.queue, self.sender = storage, queue, sender
+        self.batches = FailingBatches(storage)
+        self.worker: Worker
+        self.task: asyncio.Task[None]
+
+    async def batch(self, lines: int, number: int = 0, **changes: Any) -> BatchRecord:
+        record, validated, refs = await put_batch(self.storage, lines, number, **changes)
+        await self.queue.add(record, validated, refs)
+        return record
+
+    async def done(self, record: BatchRecord) -> None:
+        await until("all lines have results", lambda: self._is_done(record))
+
+    async def _is_done(self, record: BatchRecord) -> bool:
+        assert not self.task.done(), self.task
+        return self.queue.down is False and await self.queue.outstanding(record) == 0
+
+    async def results(self, record: BatchRecord) -> list[Result]:
+        return [one async for _, found in self.storage.batches.results(record) for one in found]
+
+    async def stop(self) -> None:
+        self.worker.stop()
+        async with asyncio.timeout(GUARD_S):
+            await self.task
+
+
+@asynccontextmanager
+async def working(
+    storage: Storage,
+    queue: MemoryQueue,
+    sender: ScriptedSender,
+    *,
+    concurrency: int = 32,
+    drain_s: float = GUARD_S,
+    end_s: float = 0.1,
+) -> AsyncIterator[Running]:
+    found = Running(storage, queue, sender)
+    inputs = Inputs(storage.objects, storage.files)
+    found.worker = Worker(
+        queue,
+        found.batches,
+        inputs,
+        sender,
+        concurrency=concurrency,
+        drain_s=drain_s,
+        end_s=end_s,
+    )
+    found.task = asyncio.create_task(found.worker.run())
+    try:
+        yield found
+    finally:
+        await found.stop()
+
+
+async def test_every_line_gets_one_result_in_few_segments(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(300)
+        await running.done(record)
+        results = await running.results(record)
+        assert sorted(one.line for one in results) == list(range(300))
+        assert all(one.ok and one.attempt == 1 for one in results)
+        line = json.loads(results[0].text)
+        assert line["custom_id"] == f"c-{results[0].line}"
+        assert line["response"]["body"]["number"] == results[0].line
+        assert running.batches.calls.count("add_segment") <= 30
+        assert sender.most <= 32
+        await until("nothing is held", lambda: running.worker.held == 0)
+
+
+async def test_a_commit_names_the_place_of_its_result(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(150)
+        await running.done(record)
+        segments = {name: found async for name, found in storage.batches.results(record)}
+        for number, commit in queue.batches[record.id].done.items():
+            found = segments[commit.segment][commit.offset]
+            assert (found.line, found.fence) == (number, commit.taken.fence)
+
+
+async def test_no_more_lines_are_taken_than_may_run(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    held = asyncio.Event()
+
+    async def script(number: int) -> Answer:
+        await held.wait()
+        return ok(number)
+
+    sender.script = script
+    async with working(storage, queue, sender, concurrency=10) as running:
+        record = await running.batch(100)
+        await until("it is full", lambda: sender.running == 10)
+        assert running.worker.held <= 12
+        assert all(sum(free.values()) <= 12 for free in queue.takes)
+        held.set()
+        await running.done(record)
+        assert sender.most == 10
+
+
+async def test_an_answer_that_would_be_the_same_again_is_a_result(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    async def script(number: int) -> Answer:
+        return Answer(404, b'{"error": {"code": "model_not_found"}}', "r")
+
+    sender.script = script
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(3)
+        await running.done(record)
+        results = await running.results(record)
+        assert [one.ok for one in results] == [False] * 3
+        assert json.loads(results[0].text)["response"]["status_code"] == 404
+        assert queue.given_back == []
+
+
+@pytest.mark.parametrize(
+    "ending", [Answer(500, b"", "r"), NotAnswered("the connection broke", sent=True)]
+)
+async def test_five_attempts_that_ended_an_engine_make_an_error_line(
+    storage: Storage,
+    queue: MemoryQueue,
+    sender: ScriptedSender,
+    ending: Answer | NotAnswered,
+) -> None:
+    async def script(number: int) -> Answer:
+        if number != 1:
+            return ok(number)
+        if isinstance(ending, Answer):
+            return ending
+        raise ending
+
+    sender.script = script
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(3)
+        await running.done(record)
+        assert sender.sent.count(1) == 5
+        assert queue.given_back == [(1, True)] * 4
+        (failed,) = [one for one in await running.results(record) if not one.ok]
+        assert (failed.line, failed.attempt) == (1, 5)
+        assert json.loads(failed.text)["error"]["code"] == "engine_failed"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Answer(429, b"{}", "r", 0.01),
+        Answer(503, b"{}", "r", 0.01),
+        NotAnswered("cannot connect", sent=False),
+    ],
+)
+async def test_a_refusal_is_no_attempt(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, refusal: Answer | NotAnswered
+) -> None:
+    seen: Counter[int] = Counter()
+
+    async def script(number: int) -> Answer:
+        seen[number] += 1
+        if number == 0 and seen[number] <= 3:
+            if isinstance(refusal, Answer):
+                return refusal
+            raise refusal
+        return ok(number)
+
+    sender.script = script
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(2)
+        await running.done(record)
+        assert queue.given_back == [(0, False)] * 3
+        assert [one.attempt for one in await running.results(record)] == [1, 1]
+
+
+async def test_a_key_at_its_limit_does_not_stop_the_others(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_REST_S", 0.05)
+    limited = Answer(429, b'{"error": {"code": "rate_limit_exceeded"}}', "r", 60.0)
+
+    class ByKey(ScriptedSender):
+        async def send(self, key_id: str, endpoint: str, body: bytes) -> Answer:
+            answer = await super().send(key_id, endpoint, body)
+            return limited if key_id == "limited" else answer
+
+    async with working(storage, queue, ByKey()) as running:
+        slow = await running.batch(50, 1, key_id="limited")
+        record = await running.batch(50, 2)
+        await running.done(record)
+        assert await queue.outstanding(slow) == 50
+        pace = running.worker.paces.of("m")
+        assert pace.limit == 32.0, "the service refused nothing"
+        assert len(running.sender.sent) <= 50 + 33
+
+
+async def test_while_the_store_fails_results_stay_and_no_lines_are_taken(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(worker_module, "RENEWAL_S", 0.01)
+    async with working(storage, queue, sender) as running:
+        running.batches.failing.add("add_segment")
+        record = await running.batch(500)
+        await until("writing failed often", lambda: running.batches.calls.count("add_segment") > 5)
+        taken = queue.fence
+        computed = len(sender.sent)
+        renewed = queue.renewed
+        await until("leases are renewed", lambda: queue.renewed > renewed + 5)
+        assert (queue.fence, len(sender.sent)) == (taken, computed)
+        assert 0 < taken < 500
+        running.batches.failing.clear()
+        await running.done(record)
+        assert len(sender.sent) == 500, "nothing was computed twice"
+
+
+async def test_while_redis_is_down_results_are_kept_and_committed_later(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "_FIRST_PAUSE_S", 0.01)
+    held = asyncio.Event()
+
+    async def script(number: int) -> Answer:
+        await held.wait()
+        return ok(number)
+
+    sender.script = script
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(10)
+        await until("all run", lambda: sender.running == 10)
+        queue.down = True
+        held.set()
+        await until("segments are written", lambda: "add_segment" in running.batches.calls)
+        await asyncio.sleep(0.1)
+        queue.down = False
+        await running.done(record)
+        assert len(sender.sent) == 10
+        assert running.batches.calls.count("add_segment") == 1
+
+
+async def test_a_line_that_another_process_got_too_has_one_result(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    held = asyncio.Event()
+
+    async def script(number: int) -> Answer:
+        if sender.sent.count(number) == 1:
+            await held.wait()
+        return ok(number)
+
+    sender.script = script
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(5)
+        await until("all run", lambda: sender.running == 5)
+        queue.expire()
+        await running.done(record)
+        held.set()
+        await until("nothing is held", lambda: running.worker.held == 0)
+        assert len(queue.batches[record.id].done) == 5
+        assert {commit.taken.fence > 5 for commit in queue.batches[record.id].done.values()} == {
+            True
+        }
+
+
+async def test_lines_of_a_batch_that_is_gone_end_after_a_time(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "RENEWAL_S", 0.01)
+
+    async def script(number: int) -> Answer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    sender.script = script
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(5)
+        await until("all run", lambda: sender.running == 5)
+        await queue.remove(record)
+        await until("all ended", lambda: sender.running == 0 and running.worker.held == 0)
+
+
+async def test_at_the_end_lines_that_run_are_finished_and_others_given_back(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    held = asyncio.Event()
+
+    async def script(number: int) -> Answer:
+        await held.wait()
+        return ok(number)
+
+    sender.script = script
+    async with working(storage, queue, sender, concurrency=10) as running:
+        record = await running.batch(50)
+        await until("it is full", lambda: sender.running == 10)
+        running.worker.stop()
+        await until("it has noticed", lambda: running.worker._is_stopping)
+        held.set()
+        await running.task
+        done = queue.batches[record.id].done
+        assert len(done) == 10
+        assert len(queue.batches[record.id].waiting) == 40
+        assert all(not counts for _, counts in queue.given_back)
+
+
+async def test_a_line_that_does_not_end_in_time_is_given_back(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    async def script(number: int) -> Answer:
+        if number == 3:
+            await asyncio.Event().wait()
+        return ok(number)
+
+    sender.script = script
+    async with working(storage, queue, sender, drain_s=0.1) as running:
+        record = await running.batch(10)
+        await until("one is left", lambda: sender.running == 1 and len(sender.sent) == 10)
+        await running.stop()
+        assert queue.given_back == [(3, False)]
+        assert await queue.outstanding(record) == 1
+
+
+async def test_a_defect_does_not_come_back_forever(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    async def script(number: int) -> Answer:
+        if number == 1:
+            raise RuntimeError("a defect")
+        return ok(number)
+
+    sender.script = script
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(3)
+        await running.done(record)
+        assert sender.sent.count(1) == 5
+        assert sorted(one.ok for one in await running.results(record)) == [False, True, True]
+
+
+async def test_lines_whose_file_is_gone_get_error_lines(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    async with working(storage, queue, sender) as running:
+        record, validated, refs = await put_batch(storage, 3)
+        await storage.files.delete(record.key_id, record.input_file)
+        await storage.objects.delete([storage.files.data_path(record.key_id, record.input_file)])
+        await queue.add(record, validated, refs)
+        await running.done(record)
+        assert sender.sent == []
+        assert [one.ok for one in await running.results(record)] == [False] * 3
