@@ -1,10 +1,14 @@
 """Metrics of the batch process that the operator reads: what waits for a service, and until when.
 
-Only the process that holds the lease exports them, so that replicas do not add up. Labels are
-`namespace` and `service`, the InferenceService that serves the model of the batch. Without batches a
-service has no series.
+Only the process that holds the lease exports them, so that replicas do not add up. The labels name the
+InferenceService that serves the model of the batch. They are not `namespace` and `service`, because
+Prometheus gives these names to the scraped pod's own. Without batches a service has no series.
 """
 
+NAMESPACE_LABEL = "service_namespace"
+"""Label with the namespace of the InferenceService."""
+SERVICE_LABEL = "inference_service"
+"""Label with its name."""
 BACKLOG_TOKENS = "fleetkeeper_batch_backlog_tokens"
 """Estimated tokens (prompt and answer) of all lines without a result."""
 DEADLINE = "fleetkeeper_batch_deadline_timestamp_seconds"
