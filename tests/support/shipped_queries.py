@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper.runtime.telemetry.service_series import SERVICE_LABELS
+from fleetkeeper_contract import batch_metrics
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
 from fleetkeeper_gateway.limits.metrics import limit_metrics
 from reference_metrics import SERVICE_METRICS, operator_metrics
@@ -21,6 +22,12 @@ from tests.support.helm_chart import CHART
 RULES: Final = CHART / "files" / "rules"
 DASHBOARDS: Final = CHART / "files" / "dashboards"
 GATEWAY_METRICS: Final = ("keys", "services", "usage")
+BATCH_SERIES: Final = (
+    batch_metrics.BACKLOG_TOKENS,
+    batch_metrics.DEADLINE,
+    batch_metrics.REQUIRED_RATE,
+    batch_metrics.REMAINING_LINES,
+)
 SCRAPED: Final = frozenset({"namespace", "pod", "instance", "le"})
 """Labels that a scrape adds, and that of a histogram's buckets."""
 SELECTOR: Final = re.compile(r"\b(?:fleetkeeper|process)_\w+(?:\{[^}]*\})?")
@@ -124,6 +131,8 @@ def exported() -> dict[str, frozenset[str]]:
                 found[name] = SCRAPED
     for name in _gateway_series():
         found[name] = SCRAPED
+    for name in BATCH_SERIES:
+        found[name] = frozenset(SERVICE_LABELS) | SCRAPED
     return found
 
 

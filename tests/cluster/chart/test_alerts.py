@@ -20,6 +20,7 @@ OF_OPERATOR: Final = f'namespace="fleetkeeper-system", pod="op-0", {SERVICE}'
 ENGINE: Final = 'namespace="team-a", inference_service="chat", pod="chat-0"'
 OPERATOR: Final = 'namespace="fleetkeeper-system", pod="op-0"'
 GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-0"'
+OF_BATCH: Final = f'namespace="fleetkeeper-system", pod="batch-0", {SERVICE}'
 USAGE: Final = 'namespace="fleetkeeper-system", pod="usage-0"'
 OPEN_ENGINES: Final = 'type="Degraded", reason="GrantsNotDemanded"'
 REST: Final[dict[str, str]] = {
@@ -46,6 +47,10 @@ REST: Final[dict[str, str]] = {
     f"fleetkeeper_hung{{{ENGINE}}}": "0x400",
     f"fleetkeeper_memory_over_cap{{{ENGINE}}}": "0x400",
     f"fleetkeeper_preemptions_total{{{ENGINE}}}": "0+1x400",
+    f"fleetkeeper_batch_required_tokens_per_second{{{OF_BATCH}}}": "200x400",
+    f"fleetkeeper_batch_remaining_lines{{{OF_BATCH}}}": "900x400",
+    f"fleetkeeper_batch_deadline_timestamp_seconds{{{OF_BATCH}}}": "86400x400",
+    f"fleetkeeper_model_batch_tokens_per_second{{{OF_OPERATOR}}}": "300x400",
     f"fleetkeeper_service_condition_reason{{{OF_OPERATOR}, {OPEN_ENGINES}}}": "0x400",
     f"fleetkeeper_gateway_keys_contact_age_seconds{{{GATEWAY}}}": "9x400",
     f"fleetkeeper_gateway_limits_shared{{{GATEWAY}}}": "1x400",
@@ -264,6 +269,47 @@ CASES: Final = (
         {f"fleetkeeper_preemptions_total{{{ENGINE}}}": "0+6x400"},
         "21m",
         CHAT,
+    ),
+    Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "more than the replicas can give",
+        {f"fleetkeeper_batch_required_tokens_per_second{{{OF_BATCH}}}": "400x400"},
+        "16m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "until a replica is ready",
+        {f"fleetkeeper_model_batch_tokens_per_second{{{OF_OPERATOR}}}": "100x40 300x400"},
+        "16m",
+        (),
+    ),
+    Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "lines left after the deadline",
+        {f"fleetkeeper_batch_deadline_timestamp_seconds{{{OF_BATCH}}}": "300x400"},
+        "21m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "an old deadline, and no lines are left",
+        {
+            f"fleetkeeper_batch_deadline_timestamp_seconds{{{OF_BATCH}}}": "300x400",
+            f"fleetkeeper_batch_remaining_lines{{{OF_BATCH}}}": "0x400",
+        },
+        "30m",
+        (),
+    ),
+    Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "an operator that does not know what replicas can give",
+        {
+            f"fleetkeeper_batch_required_tokens_per_second{{{OF_BATCH}}}": "400x400",
+            f"fleetkeeper_model_batch_tokens_per_second{{{OF_OPERATOR}}}": None,
+        },
+        "30m",
+        (),
     ),
     Case(
         "FleetkeeperGrantsNotDemanded",

@@ -49,6 +49,7 @@ PARTS = [
 EXAMPLES = {
     "prometheusUrl": "http://prometheus.monitoring:9090",
     "prometheusSelector": 'job="engines"',
+    "prometheusBatchSelector": 'namespace="fleetkeeper-system"',
     "router.cpu": "2",
     "router.memory": "2Gi",
 }
