@@ -205,6 +205,7 @@ def simulate(
       fleetkeeper simulate -f chat.yaml --hardware h100-8b --pattern ramp --rate 60
       fleetkeeper simulate -f chat.yaml --hardware h100-8b --trace monday.csv.gz --scale 4 --against hpa-concurrency:40,static:6
       fleetkeeper simulate -f chat.yaml --hardware h100-8b --pattern day --rate 40 --what-if scaling.maxReplicas=8,16 --html report.html
+      fleetkeeper simulate -f chat.yaml --hardware h100-8b --pattern day --rate 40 --batch 50M@8h,12h
     """  # noqa: D301 - \b keeps the lines of the examples apart
     context = plan_inputs(settings)
     alternatives = understood("--against", lambda: parse_alternatives(against))

@@ -120,8 +120,9 @@ async def read_backlogs(rows: list[Any], fails: bool = False) -> Any:
             return web.Response(status=400) if fails else answer(rows)
         if query.startswith("max by (namespace, pod) (timestamp"):
             return answer([row(str(NOW - 1))])
-        name = "fleetkeeper_limit_sequences"
-        return answer([row("64", __name__=name, kind="effective")] if "limit_" in query else [])
+        limits = [row("64", __name__="fleetkeeper_limit_sequences", kind="effective")]
+        is_asked = "limit_" in query and not query.startswith("count")
+        return answer(limits if is_asked else [])
 
     return await asked(handler, whole=True, batch_selector=BATCH)
 

@@ -227,10 +227,10 @@ BATCH_TOO = {
 def driven(
     ticks: int, rate: float | None, settings: ControlSettings | None = None, **per_second: float
 ) -> tuple[Loop, ControlDecision]:
-    """Two pods with steady load; a backlog of 5 million tokens requires this rate (None: none known)."""
+    """Two pods with steady load; a backlog of 50 million tokens requires this rate (None: none known)."""
     loop = Loop(settings=settings or ControlSettings(min_replicas=1, max_replicas=8))
     for _ in range(ticks):
-        waits = None if rate is None else Backlog(5e6, loop.now + 7200, rate, loop.now)
+        waits = None if rate is None else Backlog(5e7, loop.now + 7200, rate, loop.now)
         decision = loop.tick(loop.samples(FULL, **per_second), backlog=waits)
     return loop, decision
 
@@ -242,10 +242,10 @@ def test_a_deadline_adds_replicas_and_the_status_says_why() -> None:
     report = reported(loop, decision)
     assert report.allocation is not None
     assert report.allocation.reason == BATCH_DEADLINE
-    assert report.allocation.message.startswith("Batches of 5,000,000 tokens, the first due by ")
+    assert report.allocation.message.startswith("Batches of 50,000,000 tokens, the first due by ")
     scaling = reported_status(report.report)["scaling"]
     assert scaling["reason"] == BATCH_DEADLINE
-    assert "5,000,000 tokens" in scaling["message"]
+    assert "50,000,000 tokens" in scaling["message"]
 
 
 @pytest.mark.parametrize("changes", [

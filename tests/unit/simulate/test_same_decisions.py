@@ -149,9 +149,9 @@ async def test_the_operator_decides_as_the_simulated_loop_does(seed: int) -> Non
 
 
 async def test_the_operator_decides_the_same_for_a_deadline() -> None:
-    """A backlog that needs more than the others do, until it is done."""
+    """A backlog that needs more replicas than the others do."""
     world, settings = new_world()
-    ticks = recorded(settings, 1, parse_batches(["2M@8m,30s"]))
+    ticks = recorded(settings, 1, parse_batches(["30M@9m,30s"]))
     await assert_same(world, ticks)
     reasons = {decision.replicas.reason for _, decision in ticks if decision.replicas.valid}
     assert BATCH_DEADLINE in reasons
