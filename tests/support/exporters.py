@@ -131,10 +131,7 @@ def batch_text(namespace: str, name: str, *, tokens: float = 1e6, due_s: float =
         batch_metrics.REQUIRED_RATE: tokens / due_s,
         batch_metrics.REMAINING_LINES: tokens / 1000,
     }
-    labels = (
-        f'{batch_metrics.NAMESPACE_LABEL}="{namespace}",{batch_metrics.SERVICE_LABEL}="{name}"'
-    )
+    labels = f'{batch_metrics.NAMESPACE_LABEL}="{namespace}",{batch_metrics.SERVICE_LABEL}="{name}"'
     return "".join(
-        f"# TYPE {series} gauge\n{series}{{{labels}}} {value}\n"
-        for series, value in values.items()
+        f"# TYPE {series} gauge\n{series}{{{labels}}} {value}\n" for series, value in values.items()
     )

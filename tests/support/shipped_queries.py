@@ -129,11 +129,8 @@ def exported() -> dict[str, frozenset[str]]:
         if family.name.startswith("process_"):
             for name in _series(family.name, family.type):
                 found[name] = SCRAPED
-    for name in _gateway_series():
-        found[name] = SCRAPED
-    for name in BATCH_SERIES:
-        found[name] = frozenset(SERVICE_LABELS) | SCRAPED
-    return found
+    found |= dict.fromkeys(_gateway_series(), SCRAPED)
+    return found | dict.fromkeys(BATCH_SERIES, frozenset(SERVICE_LABELS) | SCRAPED)
 
 
 def gateway_registry() -> CollectorRegistry:

@@ -103,7 +103,9 @@ class Recorder:
                 ready=len(engines),
                 running=sum([engine.running for engine in engines]),
                 waiting=sum([engine.waiting for engine in engines]),
-                queue_wait_s=_sum_of(delta, "wait_sum_s", self.tiers) / waits if waits else math.nan,
+                queue_wait_s=_sum_of(delta, "wait_sum_s", self.tiers) / waits
+                if waits
+                else math.nan,
                 batch_time_s=delta.batch_time_sum_s / steps if steps else math.nan,
                 limit_sequences=_mean([engine.limit_sequences for engine in engines]),
                 limit_tokens=_mean([engine.limit_tokens for engine in engines]),

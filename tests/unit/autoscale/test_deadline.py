@@ -107,7 +107,9 @@ def test_nothing_is_required_if_it_is_not_known_what_a_replica_does() -> None:
     inputs = ControlInputs("team-a", "chat", settings, replicas=1, started=0.0)
     waits = Backlog(1e6, NOW + 60, 1e4, NOW)
     for seen, carried in ((signals(), 2.0), (signals(prompt_tokens=9.0), 0.0)):
-        assert deadline_need(TickState(inputs, seen, Estimate(), Breakers(), waits), carried) is None
+        assert (
+            deadline_need(TickState(inputs, seen, Estimate(), Breakers(), waits), carried) is None
+        )
     without = TickState(inputs, signals(prompt_tokens=9.0), Estimate(), Breakers(), None)
     assert deadline_need(without, 2.0) is None
 
@@ -118,7 +120,9 @@ def test_nothing_is_required_if_it_is_not_known_what_a_replica_does() -> None:
 def need(up: int, down: int | None = None, least: int | None = None) -> DeadlineNeed:
     """What a backlog of 1.5 million tokens requires."""
     waits = Backlog(1.5e6, NOW + 3600, 100.0, NOW)
-    return DeadlineNeed(waits, up, up if down is None else down, up if least is None else least, 0.0)
+    return DeadlineNeed(
+        waits, up, up if down is None else down, up if least is None else least, 0.0
+    )
 
 
 DUE = rfc3339.format(NOW + 3600)
@@ -345,11 +349,19 @@ def test_the_bounds_hold_for_any_need(rows: list[Any], low: int, high: int) -> N
 LOADS = st.floats(0.0, 1e6)
 
 
-@given(LOADS, LOADS, st.floats(1.0, 1e6), st.floats(1.0, 1e6), st.floats(0.0, 100.0), st.floats(0.0, 1.0))
+@given(
+    LOADS,
+    LOADS,
+    st.floats(1.0, 1e6),
+    st.floats(1.0, 1e6),
+    st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 1.0)),
+)
 @examples(300)
 def test_more_tokens_or_an_earlier_deadline_never_need_fewer(
-    tokens: float, more: float, due_s: float, later_s: float, others: float, floor: float
+    tokens: float, more: float, due_s: float, later_s: float, fleet: tuple[float, float]
 ) -> None:
+    others, floor = fleet
+
     def needed(tokens: float, due_s: float) -> tuple[int, int, int]:
         found = need_of(tokens / due_s, tokens=tokens, others_per_s=others, floor=floor)
         return found.up, found.down, found.least

@@ -60,7 +60,9 @@ def test_a_batch_is_in_each_form_of_the_report(folder: Path) -> None:
     for text in (done.stdout, (folder / "r.html").read_text()):
         for words in ("20k@30s", "10k@10m,20s", "met", "the run ends before its deadline"):
             assert words in text
-    of_trace = simulate(*HARDWARE, "--trace", "t.csv", "--seeds", "1", "--json", "--batch", "1k@10s")
+    of_trace = simulate(
+        *HARDWARE, "--trace", "t.csv", "--seeds", "1", "--json", "--batch", "1k@10s"
+    )
     (row,) = json.loads(of_trace.stdout)["alternatives"][0]["batch"]["batches"]
     assert (row["text"], row["deadline_s"], row["met"]) == ("1k@10s", 10.0, [True])
 

@@ -120,7 +120,9 @@ def test_a_day_with_batches_reverses_at_most_once_an_hour(seed: int) -> None:
     outcome, ends = played(day)
     assert all(end.late_s <= 0 for end in ends)
     moves = [
-        (b.time, b.replicas - a.replicas) for a, b in pairwise(outcome.ticks) if a.replicas != b.replicas
+        (b.time, b.replicas - a.replicas)
+        for a, b in pairwise(outcome.ticks)
+        if a.replicas != b.replicas
     ]
     turns = [time for (_, by), (time, after) in pairwise(moves) if (by > 0) != (after > 0)]
     for hour in range(24):
@@ -148,7 +150,7 @@ def client_on(replicas: int, *batches: str) -> tuple[BatchClient, Cluster]:
     cluster = Cluster(
         H100_8B,
         Random(1),
-        on_end=lambda requests: client.others(requests),
+        on_end=client.others,
         on_lost=lambda requests: client.others(requests, lost=True),
     )
     cluster.begin(EPOCH_S, replicas)

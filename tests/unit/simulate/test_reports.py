@@ -98,7 +98,9 @@ def with_batches() -> Report:
     batches = parse_batches(["5M@6h,2h", "1M@3h"])
     ours, _, static = report.results
     met = BatchRun((BatchEnd(18_000.0, -10_800.0, 0.0), BatchEnd(9000.0, -1800.0, 0.0)), 2, 12, 10)
-    late = BatchRun((BatchEnd(math.nan, 900.0, 4e5), BatchEnd(12_600.0, 1800.0, 0.0)), math.nan, 8, 8)
+    late = BatchRun(
+        (BatchEnd(math.nan, 900.0, 4e5), BatchEnd(12_600.0, 1800.0, 0.0)), math.nan, 8, 8
+    )
     unknown = BatchRun((BatchEnd(math.nan, math.nan, 9.0), met.ends[1]), math.nan, 8, 8)
     return replace(
         report,

@@ -70,7 +70,9 @@ def deadline_need(state: TickState, carried_per_s: float) -> DeadlineNeed | None
         return None
     floor = state.settings.batch_floor_ratio
     others = estimate.demand.per_s / carried_per_s
-    in_time_per_s = min(backlog.tokens_per_s, backlog.tokens / max(1.0, estimate.cold_start.seconds))
+    in_time_per_s = min(
+        backlog.tokens_per_s, backlog.tokens / max(1.0, estimate.cold_start.seconds)
+    )
 
     def needed(factor: float) -> int:
         return _replicas(others, factor * in_time_per_s / given_per_s, floor)

@@ -147,9 +147,7 @@ def _carried_per_s(state: TickState) -> float:
     return estimate.capacity / measured_s if measured_s else 0.0
 
 
-def _needed(
-    state: TickState, signals: Signals, carried: float
-) -> tuple[int | None, int | None]:
+def _needed(state: TickState, signals: Signals, carried: float) -> tuple[int | None, int | None]:
     """Return the replicas needed, counting pods that do not report as idle (up) and as full (down)."""
     if not signals.known or state.estimate.capacity <= 0:
         return None, None
