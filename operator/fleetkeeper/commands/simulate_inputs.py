@@ -156,7 +156,7 @@ def _trace_load(
             notes.append(f"{path} ends after {seconds:.0f} s: the run ends there")
         seconds = min(seconds, options.seconds)
     count = f"{len(trace.rows):,} requests" + f" x {options.scale:g}" * (options.scale != 1.0)
-    line = Mix(*(fmean(row[column] for row in trace.rows) for column in (2, 3)))
+    line = Mix(fmean(row[2] for row in trace.rows), fmean(row[3] for row in trace.rows))
     return PlayedLoad(load, seconds, f"trace {path.name} ({count})", line, tuple(notes))
 
 

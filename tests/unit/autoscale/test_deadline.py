@@ -222,7 +222,7 @@ FULL = Gauges(
     running=20.0, limit_sequences=32.0, limit_tokens=1024.0, kv_capacity_tokens=400_000.0,
     kv_resident_tokens=100_000.0, memory_used_ratio=0.7, memory_peak_ratio=0.75,
 )  # fmt: skip
-BATCH_TOO = {
+BATCH_TOO: dict[str, Any] = {
     "arrivals_batch": 20.0, "wait_count_batch": 4.0, "wait_sum_s_batch": 40.0,
     "wait_within_batch": 0.0,
 }  # fmt: skip
@@ -272,7 +272,7 @@ def test_a_backlog_that_is_in_time_changes_nothing() -> None:
 
 def test_a_backlog_alone_adds_no_replica_for_its_own_queue() -> None:
     """Nobody waits for a token of it. Without the backlog, the same queue would."""
-    alone = {
+    alone: dict[str, Any] = {
         **BATCH_TOO,
         "arrivals_standard": 0.0, "wait_count_standard": 0.0, "wait_sum_s_standard": 0.0,
         "wait_within_standard": 0.0,
@@ -313,7 +313,10 @@ def test_broken_and_old_readings_decide_as_none(reading: Backlog) -> None:
     """Every decision and the memory are equal in all ticks."""
     broken, none = Loop(), Loop()
     for tick in range(120):
-        load = {"arrivals_standard": 4.0 + tick % 7, "wait_sum_s_standard": 0.04 * (tick % 50)}
+        load: dict[str, Any] = {
+            "arrivals_standard": 4.0 + tick % 7,
+            "wait_sum_s_standard": 0.04 * (tick % 50),
+        }
         one = broken.tick(broken.samples(**load), backlog=reading)
         two = none.tick(none.samples(**load))
         assert replace(one, state=replace(one.state, inputs=two.state.inputs)) == two

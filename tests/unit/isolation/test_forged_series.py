@@ -222,4 +222,4 @@ def test_a_selector_cannot_break_out_of_the_query(text: str) -> None:
         parse_selector(text)
     for setting in ("prometheus_selector", "prometheus_batch_selector"):
         with pytest.raises(SettingsError, match=rf"{setting}.*label matchers"):
-            load_settings(**{setting: text})
+            load_settings(None, **{setting: text})

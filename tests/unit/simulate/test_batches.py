@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -22,6 +23,7 @@ from fleetkeeper.simulate.engine import H100_8B, H100_70B
 from fleetkeeper.simulate.loads import Mix, poisson
 from fleetkeeper.simulate.outcome import Outcome
 from fleetkeeper.simulate.patterns import Pattern, rate_of
+from fleetkeeper.simulate.requests import Request
 
 SETTINGS = ControlSettings(max_replicas=8)
 LINE = Mix(1000.0, 200.0)
@@ -147,12 +149,11 @@ def client_on(replicas: int, *batches: str) -> tuple[BatchClient, Cluster]:
     client = batch_client(
         parse_batches(batches), LINE, EPOCH_S, 1, tier=2, longest=H100_8B.blocks * 16
     )
-    cluster = Cluster(
-        H100_8B,
-        Random(1),
-        on_end=client.others,
-        on_lost=lambda requests: client.others(requests, lost=True),
-    )
+
+    def end(requests: Iterable[Request]) -> None:
+        assert client.others(requests) == []
+
+    cluster = Cluster(H100_8B, Random(1), on_end=end)
     cluster.begin(EPOCH_S, replicas)
     return client, cluster
 
