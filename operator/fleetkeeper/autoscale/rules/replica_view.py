@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.capacity.staffing import needed_replicas
 from fleetkeeper.autoscale.capacity.supply import Supply, hung_in_supply
-from fleetkeeper.autoscale.constants import DEMAND_TICKS
+from fleetkeeper.autoscale.constants import DEMAND_TICKS, STANDARD_AFTER_BATCH_S
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory
 from fleetkeeper.autoscale.rules.deadline import DeadlineNeed, deadline_need
@@ -76,6 +76,7 @@ def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaVi
     inputs, settings = state.inputs, state.settings
     signals, estimate = state.planned, state.estimate
     carried_per_s = _carried_per_s(state)
+    waits_count = signals.known and not _batch_yields_first(state, now)
     needed_up, needed_down = _needed(state, signals, carried_per_s)
     hung = 0
     if signals.hung_pods:
@@ -89,8 +90,8 @@ def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaVi
         needed_down=needed_down,
         capacity=estimate.capacity,
         model_trusted=estimate.targets is not None and estimate.demand.seen >= DEMAND_TICKS,
-        wait_broken=signals.known and wait_is_broken(signals, settings),
-        wait_lasts=signals.known and wait_lasts(signals, settings),
+        wait_broken=waits_count and wait_is_broken(signals, settings),
+        wait_lasts=waits_count and wait_lasts(signals, settings),
         sheds_batch=signals.known and _sheds_batch(state, signals),
         batch_at_limit=not step_up_possible(batch_view(state, now), memory),
         demand=_at_floor_and_slow(state, memory),
@@ -110,6 +111,18 @@ def _sheds_batch(state: TickState, signals: Signals) -> bool:
     """
     is_open = not state.breakers.load.batch.is_closed
     return state.settings.gates and is_open and signals.rates.arrivals_batch > 0
+
+
+def _batch_yields_first(state: TickState, now: float) -> bool:
+    """Return whether requests may wait for those of a backlog, which has not been shed for long enough.
+
+    As before requests of tier standard are shed: to shed batch may be enough.
+    """
+    batch, rates = state.breakers.load.batch, state.signals.rates
+    comes = rates.arrivals_batch + rates.wait_count_batch > 0
+    if state.backlog is None or not state.settings.gates or not comes:
+        return False
+    return batch.state is not BreakerState.OPEN or now - batch.since < STANDARD_AFTER_BATCH_S
 
 
 def _at_floor_and_slow(state: TickState, memory: BatchMemory) -> bool:
