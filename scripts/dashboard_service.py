@@ -138,6 +138,15 @@ ONE_SERVICE = Dashboard(
                     },
                 ),
                 Panel(
+                    "Batch deadlines",
+                    "Tokens per second that the deadlines of waiting batches require, and that the ready replicas can give to tier batch beside the other tiers. Empty without batches.",
+                    "none",
+                    {
+                        "required": of_service("batch_required_tokens_per_second"),
+                        "possible": of_service("model_batch_tokens_per_second"),
+                    },
+                ),
+                Panel(
                     "Admitted share",
                     "Share of each tier's requests that engines admit, as the load breaker decided.",
                     "percentunit",

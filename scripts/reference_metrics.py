@@ -62,6 +62,10 @@ CONTROL_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
         "Highest ratio of queue wait, batch time, KV cache and queue to their limits; 1 is exactly at a limit.",
     ),
     "model_capacity_sequences": ((), "Sequences that one replica can run within the objectives."),
+    "model_batch_tokens_per_second": (
+        (),
+        "Tokens per second (prompt and answer) that the ready replicas can give to tier batch beside the other tiers. Only while the batch process has work for the service.",
+    ),
     "cold_start_seconds": ((), "Measured time from a pod's creation until it is ready."),
     "replica_start_seconds": (
         ("stage",),

@@ -16,11 +16,13 @@ from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.decided import SUBJECTS, Decided
 from fleetkeeper.autoscale.gauges import counts_of
 from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.reconcile.status.gauges import MAIN, gauges_of_service
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_contract import batch_metrics
 from fleetkeeper_engine.shm.layout import CapBlock, HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
@@ -94,7 +96,9 @@ class OperatorExporter:
         self._metrics = OperatorMetrics()
         self._control = ControlMetrics(self._metrics.registry)
         loop = Loop(settings=ControlSettings(restart_fragmented=True))
-        self._decision = loop.steady(3)
+        loop.steady(6)
+        backlog = Backlog(1e6, loop.now + 3600.0, 300.0, loop.now)
+        self._decision = loop.tick(loop.samples(), backlog=backlog)
         self._key = Key(namespace, name)
         report, _ = build_report(self._decision, Allocation(2), loop.memory, loop.now)
         self._control.show(self._key, report.metrics)
@@ -117,3 +121,17 @@ class OperatorExporter:
                 else:
                     one.inc()
         return generate_latest(self._metrics.registry)
+
+
+def batch_text(namespace: str, name: str, *, tokens: float = 1e6, due_s: float = 3600.0) -> str:
+    """Return the exposition of a batch process with work for one service."""
+    values = {
+        batch_metrics.BACKLOG_TOKENS: tokens,
+        batch_metrics.DEADLINE: time.time() + due_s,
+        batch_metrics.REQUIRED_RATE: tokens / due_s,
+        batch_metrics.REMAINING_LINES: tokens / 1000,
+    }
+    labels = f'{batch_metrics.NAMESPACE_LABEL}="{namespace}",{batch_metrics.SERVICE_LABEL}="{name}"'
+    return "".join(
+        f"# TYPE {series} gauge\n{series}{{{labels}}} {value}\n" for series, value in values.items()
+    )

@@ -102,6 +102,10 @@ leader:
   retryS: {{ .Values.leader.retrySeconds }}
 prometheusUrl: {{ .Values.prometheus.url | quote }}
 prometheusSelector: {{ .Values.prometheus.selector | quote }}
+{{- if and (.Values.gateway).enabled ((.Values.gateway).batch).enabled }}
+{{- /* Only pods of this chart run in its namespace. Prometheus sets the label, not the pod. */}}
+prometheusBatchSelector: {{ printf "namespace=%q" .Release.Namespace | squote }}
+{{- end }}
 {{- with .Values.prometheus.caSecret.name }}
 prometheusCaFile: /etc/fleetkeeper/prometheus-ca/{{ $.Values.prometheus.caSecret.key }}
 {{- end }}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
 from fleetkeeper.autoscale.signals.samples import TIERS, Tier
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, Decision
@@ -53,7 +54,8 @@ class Allocation:
 def want_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) -> Want:
     """Return the recommendation of one service.
 
-    Replicas that the planner would not create must not take accelerators from other services.
+    Replicas that the planner would not create must not take accelerators from other services. Those that
+    only a deadline requires are as urgent as tier batch.
     """
     settings = inputs.settings
     is_pin_due = (
@@ -66,7 +68,7 @@ def want_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) ->
         supplied=inputs.replicas,
         min_replicas=settings.min_replicas,
         gpus_per_replica=inputs.gpus_per_replica,
-        tier=_urgent_tier(signals),
+        tier=Tier.BATCH if replicas.reason == BATCH_DEADLINE else _urgent_tier(signals),
         breach=max(
             signals.queue_wait_s / settings.queue_wait_objective_s,
             signals.batch_time_s / settings.batch_time_objective_s,

@@ -206,6 +206,14 @@ CARRY_KV_RATIO: Final = 0.8
 SURGE_DELAYS: Final = 4.0
 """After requests waited too long, the replicas that this required are kept for so many scale-down delays:
 bursts return, and a replica takes minutes to start."""
+BATCH_UP_FACTOR: Final = 1.25
+"""Replicas are added for a backlog if its required rate times this is more than they give: the tokens of
+answers are estimates, and batch waits during surges."""
+BATCH_DOWN_FACTOR: Final = 1.5
+"""They are removed once the rest gives this much more than the required rate. It falls while more than
+required is done, so a replica is not removed right after it was added."""
+MAX_DEADLINE: Final = 253_402_300_799.0
+"""A deadline after the year 9999 is garbage, and cannot be shown."""
 COLD_START_S: Final = 180.0
 """Cold start until one is measured: tens of GB of weights from a warm disk."""
 COLD_START_MAX_S: Final = 1800.0

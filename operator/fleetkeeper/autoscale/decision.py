@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fleetkeeper.autoscale.arbitrate import Want
 from fleetkeeper.autoscale.events import WARNING, restart_events
 from fleetkeeper.autoscale.rules.breakers import Breakers
+from fleetkeeper.autoscale.rules.deadline import DeadlineNeed
 from fleetkeeper.autoscale.rules.load_breaker import pressure
 from fleetkeeper.autoscale.rules.removal import Cause, Removal
 from fleetkeeper.autoscale.signals.service_signals import Signals
@@ -29,7 +30,7 @@ class ControlDecision:
     `limits`: the limits that the rules decide. `in_force`: those of all pods except a canary.
     `replacement`: pods whose engine is hung. `restart`: replicas whose allocator is fragmented.
     `fragmentation_ratio`: the highest ratio of a replica that may be judged. `asks_pods`: read the pods
-    directly, because replicas or admitted requests may be reduced.
+    directly, because replicas or admitted requests may be reduced. `deadline`: what a backlog requires.
     """
 
     state: TickState
@@ -45,6 +46,7 @@ class ControlDecision:
     fragmentation_ratio: float
     events: tuple[Event, ...]
     asks_pods: bool
+    deadline: DeadlineNeed | None = None
 
     @property
     def settings(self) -> ControlSettings:

@@ -43,6 +43,8 @@ def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         ("model_capacity_sequences", (), decision.state.estimate.capacity),
         ("cold_start_seconds", (), decision.state.estimate.cold_start.seconds),
     ]
+    if decision.deadline is not None:
+        gauges.append(("model_batch_tokens_per_second", (), decision.deadline.given_per_s))
     for stage, seconds in median_seconds(decision.state.inputs.pods).items():
         gauges.append(("replica_start_seconds", (("stage", stage),), seconds))
     if signals.ttft_s is not None:

@@ -26,6 +26,7 @@ from fleetkeeper.autoscale.rules.fragmentation import FragmentationMemory
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
+from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.open_engines import OpenRun
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import Limits
@@ -52,7 +53,7 @@ class ControlMemory:
     `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `allocation_late_since`: since when
     the Deployment does not have the allocated replicas. `open_engines`: pods that demand no grant although
     the service does. `were_open`: the status of the previous leader names such pods. `asked_at`: when pods last had to be read
-    directly. `shown_*`, `peak_percent`, `over_cap_pod`, `changes`: what the status shows.
+    directly. `backlog`: the last one known. `shown_*`, `peak_percent`, `over_cap_pod`, `changes`: what the status shows.
     """
 
     signals: SignalsMemory = field(default_factory=SignalsMemory)
@@ -70,6 +71,7 @@ class ControlMemory:
     open_engines: Mapping[str, OpenRun] = field(default_factory=lambda: MappingProxyType({}))
     were_open: bool = False
     asked_at: float | None = None
+    backlog: Backlog | None = None
     shown_scaling: Shown = field(default_factory=Shown)
     shown_batching: Shown = field(default_factory=Shown)
     peak_percent: int = 0

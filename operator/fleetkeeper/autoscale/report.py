@@ -179,7 +179,8 @@ def _scaling(
     if replicas.reason == "ScaleUpBlocked":
         return replace(report, blocked=replicas.detail)
     overloaded = decision.signals.known and decision.pressure > 1.0
-    if overloaded and replicas.value >= settings.max_replicas:
+    late = decision.deadline is not None and decision.deadline.misses(settings.max_replicas)
+    if (overloaded or late) and replicas.value >= settings.max_replicas:
         return replace(report, exceeded_max=settings.max_replicas)
     return report
 

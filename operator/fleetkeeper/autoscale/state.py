@@ -6,23 +6,31 @@ from dataclasses import dataclass
 
 from fleetkeeper.autoscale.capacity.estimate import Estimate
 from fleetkeeper.autoscale.rules.breakers import Breakers
+from fleetkeeper.autoscale.signals.backlog import Backlog
+from fleetkeeper.autoscale.signals.other_tiers import without_batch
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 
 
 @dataclass(frozen=True, slots=True)
 class TickState:
-    """The inputs of the rules for limits and replicas."""
+    """The inputs of the rules for limits and replicas. `backlog`: None if none is known."""
 
     inputs: ControlInputs
     signals: Signals
     estimate: Estimate
     breakers: Breakers
+    backlog: Backlog | None = None
 
     @property
     def settings(self) -> ControlSettings:
         """The settings of the service."""
         return self.inputs.settings
+
+    @property
+    def planned(self) -> Signals:
+        """The signals by which replicas are sized: without tier batch while a backlog is known."""
+        return self.signals if self.backlog is None else without_batch(self.signals)
 
     @property
     def breakers_closed(self) -> bool:

@@ -40,8 +40,10 @@ from fleetkeeper.autoscale.rules.replica_view import ReplicaView, replica_view
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
 from fleetkeeper.autoscale.rules.scale_down import reads_asked_at, scale_down_blocker
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
+from fleetkeeper.autoscale.signals.backlog import known_backlog
 from fleetkeeper.autoscale.signals.observe import observe_service
 from fleetkeeper.autoscale.signals.open_engines import open_runs
+from fleetkeeper.autoscale.signals.other_tiers import without_batch
 from fleetkeeper.autoscale.signals.pod_history import PodTrack
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.state import TickState
@@ -55,9 +57,17 @@ def decide_service(
     settings, pods = inputs.settings, inputs.pods
     signals, signals_memory = observe_service(inputs.samples, pods, memory.signals, now)
     memory = _after_last_tick(inputs, signals, memory, now)
-    estimate = updated_estimate(memory.estimate, inputs, signals, memory.batch.limits, now)
+    backlog = known_backlog(inputs.backlog, memory.backlog, now)
+    estimate = updated_estimate(
+        memory.estimate,
+        inputs,
+        signals,
+        memory.batch.limits,
+        now,
+        planned=signals if backlog is None else without_batch(signals),
+    )
     breakers = _decide_breakers(inputs, signals, estimate, memory, now)
-    state = TickState(inputs, signals, estimate, breakers)
+    state = TickState(inputs, signals, estimate, breakers, backlog)
 
     limits, batch, canary = decide_fleet_limits(state, memory.batch, memory.canary, now)
     in_force = batch.limits or limits.value
@@ -102,6 +112,7 @@ def decide_service(
         fragmentation_ratio=highest_ratio,
         events=tick_events(memory.breakers, state, remedy, restart),
         asks_pods=asked_at is not None,
+        deadline=view.deadline,
     )
     if replacement.valid:
         memory = replace(memory, replaced_at=now, replaced_pod=replacement.value[0])
@@ -117,6 +128,7 @@ def decide_service(
         remedy=remedy.value,
         fragmentation=fragmentation,
         asked_at=asked_at,
+        backlog=backlog,
         **_open_engines(inputs, memory, now),
     )
 

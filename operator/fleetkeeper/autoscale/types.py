@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from fleetkeeper.api.types import BatchingMode, ScalingMode
+from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.samples import TIERS, PodSample, Tier
 
 V = TypeVar("V")
@@ -189,7 +190,8 @@ class ControlInputs:
     the Deployment's template is not yet the spec's, or not yet that of every pod. `gpus_per_replica`:
     accelerators that a pod of the live template requests. `checks_directly`: samples come from
     Prometheus, and pods can be read directly before replicas or admission are reduced.
-    `prometheus_disputed`: Prometheus has several series where a pod exports one.
+    `prometheus_disputed`: Prometheus has several series where a pod exports one. `backlog`: what the batch
+    process has for this service.
     """
 
     namespace: str
@@ -209,3 +211,4 @@ class ControlInputs:
     out_of_memory_pods: tuple[str, ...] = field(default=())
     rolling_out: bool = False
     gpus_per_replica: int = 0
+    backlog: Backlog | None = None

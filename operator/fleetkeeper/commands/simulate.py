@@ -20,6 +20,7 @@ from fleetkeeper.commands.render import NAMESPACE, SETTINGS
 from fleetkeeper.commands.simulate_inputs import (
     LoadOptions,
     cases_of,
+    read_batches,
     read_hardware,
     read_load,
     understood,
@@ -118,6 +119,13 @@ def simulate(
             rich_help_panel=LOAD,
         ),
     ] = None,
+    batch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="TOKENS@WINDOW[,START]: a backlog for tier batch with a deadline. 5M@6h,2h: five million tokens that arrive after 2 hours, to be done within 6. Its lines have the mean tokens of the load. May be repeated.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
@@ -197,6 +205,7 @@ def simulate(
       fleetkeeper simulate -f chat.yaml --hardware h100-8b --pattern ramp --rate 60
       fleetkeeper simulate -f chat.yaml --hardware h100-8b --trace monday.csv.gz --scale 4 --against hpa-concurrency:40,static:6
       fleetkeeper simulate -f chat.yaml --hardware h100-8b --pattern day --rate 40 --what-if scaling.maxReplicas=8,16 --html report.html
+      fleetkeeper simulate -f chat.yaml --hardware h100-8b --pattern day --rate 40 --batch 50M@8h,12h
     """  # noqa: D301 - \b keeps the lines of the examples apart
     context = plan_inputs(settings)
     alternatives = understood("--against", lambda: parse_alternatives(against))
@@ -228,11 +237,15 @@ def simulate(
     if checked.service is None:
         raise AssertionError("cases_of ends the command for an invalid service")
     load = read_load(options, cases[0].model, checked.service.spec.engine.max_model_length)
-    setting = Setting(load.load, load.seconds, Targets(ttft, tpot), seeds, faults)
+    batches, batch_notes = read_batches(batch or (), load.seconds)
+    setting = Setting(
+        load.load, load.seconds, Targets(ttft, tpot), seeds, faults, batches, load.line
+    )
     with _progress(cases, setting) as progress:
         results = compare(cases, setting, progress)
     name = f"{checked.service.namespace}/{checked.service.name}"
-    report = Report(name, machine, load.text, setting, results, (*notes, *load.notes))
+    all_notes = (*notes, *load.notes, *batch_notes)
+    report = Report(name, machine, load.text, setting, results, all_notes)
     _write(report, html, as_json=as_json)
 
 

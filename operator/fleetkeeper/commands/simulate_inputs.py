@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Final, TypeVar
 
 import typer
@@ -17,8 +18,10 @@ from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.simulate.arguments import (
     Alternative,
     BadArgument,
+    Batch,
     WhatIf,
     changed_manifest,
+    parse_batches,
     parse_tiers,
 )
 from fleetkeeper.simulate.closed_loop import Load
@@ -42,11 +45,15 @@ DEFAULT_OUTPUT: Final = 200.0
 
 @dataclass(frozen=True, slots=True)
 class PlayedLoad:
-    """A load, its length, its description, and what the user should know about it."""
+    """A load, its length, its description, and what the user should know about it.
+
+    `line`: the tokens of a line of a batch, as those of the load on average.
+    """
 
     load: Load
     seconds: float
     text: str
+    line: Mix
     notes: tuple[str, ...] = ()
 
 
@@ -119,7 +126,7 @@ def _pattern_load(options: LoadOptions, pattern: Pattern, model: ServiceModel) -
     rate = DEFAULT_RATE if options.rate is None else options.rate
     seconds = pattern.usual_s if options.seconds is None else options.seconds
     text = f"{pattern} up to {rate:g} requests/s, {mix.prompt:.0f} prompt and {mix.generated:.0f} output tokens on average"
-    return PlayedLoad(poisson(rate_of(pattern, rate, seconds), rate, mix), seconds, text)
+    return PlayedLoad(poisson(rate_of(pattern, rate, seconds), rate, mix), seconds, text, mix)
 
 
 def _trace_load(
@@ -149,7 +156,23 @@ def _trace_load(
             notes.append(f"{path} ends after {seconds:.0f} s: the run ends there")
         seconds = min(seconds, options.seconds)
     count = f"{len(trace.rows):,} requests" + f" x {options.scale:g}" * (options.scale != 1.0)
-    return PlayedLoad(load, seconds, f"trace {path.name} ({count})", tuple(notes))
+    line = Mix(fmean(row[2] for row in trace.rows), fmean(row[3] for row in trace.rows))
+    return PlayedLoad(load, seconds, f"trace {path.name} ({count})", line, tuple(notes))
+
+
+def read_batches(texts: Sequence[str], seconds: float) -> tuple[tuple[Batch, ...], tuple[str, ...]]:
+    """Return the batches of a run of so many seconds, and notes about them."""
+    batches = understood("--batch", lambda: parse_batches(texts))
+    notes = []
+    for batch in batches:
+        if batch.start_s >= seconds:
+            raise typer.BadParameter(
+                f"{batch.text!r} starts after the end of the run ({seconds:.0f} s)",
+                param_hint="--batch",
+            )
+        if batch.deadline_s > seconds:
+            notes.append(f"batch {batch.text}: the run ends before its deadline")
+    return batches, tuple(notes)
 
 
 def _read_trace(path: Path, kv_capacity_tokens: float) -> Trace:

@@ -143,6 +143,10 @@ class Settings(BaseSettings):
         "",
         description='Label matchers that are added to every query, for example `job="fleetkeeper-engines"`. Only matching series are used.',
     )
+    prometheus_batch_selector: str = Field(
+        "",
+        description='Label matchers of the batch process, for example `namespace="fleetkeeper-system"`. Replicas are added in time for the deadlines in its metrics. Empty: they are not read.',
+    )
     prometheus_ca_file: Path | None = Field(
         None, description="CA that signed Prometheus' certificate. Null: the system's CAs."
     )
@@ -252,7 +256,7 @@ class Settings(BaseSettings):
             parse_address(url.get_secret_value())
         return url
 
-    @field_validator("prometheus_selector")
+    @field_validator("prometheus_selector", "prometheus_batch_selector")
     @classmethod
     def _is_selector(cls, text: str) -> str:
         return parse_selector(text)

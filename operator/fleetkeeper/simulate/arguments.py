@@ -193,6 +193,54 @@ def _second(text: str, number: str) -> float:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A backlog of so many tokens that arrives at `start_s`, to be done within `window_s`. `text`: as given."""
+
+    tokens: float
+    window_s: float
+    start_s: float
+    text: str
+
+    @property
+    def deadline_s(self) -> float:
+        """The end of the window, seconds since the start of the run."""
+        return self.start_s + self.window_s
+
+
+BATCH: Final = "TOKENS@WINDOW[,START], for example 5M@6h or 500k@90m,2h"
+MOST_BATCH_TOKENS: Final = 1e10
+_TOKENS: Final = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)")
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_FACTORS: Final = {
+    "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0,
+}  # fmt: skip
+
+
+def parse_batches(texts: Iterable[str]) -> tuple[Batch, ...]:
+    """Return the batches in texts such as `5M@6h,2h`: five million tokens in six hours, after two."""
+    return tuple(_batch(text) for text in texts)
+
+
+def _batch(text: str) -> Batch:
+    tokens, _, times = text.partition("@")
+    window, comma, start = times.partition(",")
+    counted, lasts = _TOKENS.fullmatch(tokens.strip()), _SPAN.fullmatch(window.strip())
+    begins = _SPAN.fullmatch(start.strip()) if comma else None
+    if counted is None or lasts is None or (comma and begins is None):
+        raise BadArgument(f"{text!r} must be {BATCH}")
+    count, window_s = _scaled(counted), _scaled(lasts)
+    if not 1 <= count <= MOST_BATCH_TOKENS or window_s <= 0:
+        raise BadArgument(
+            f"{text!r}: from 1 to {MOST_BATCH_TOKENS:.0e} tokens and a window above 0 can be simulated"
+        )
+    return Batch(count, window_s, _scaled(begins) if begins is not None else 0.0, text)
+
+
+def _scaled(number: re.Match[str]) -> float:
+    return float(number[1]) * _FACTORS[number[2]]
+
+
 def parse_tiers(text: str) -> tuple[float, float, float]:
     """Return the shares of realtime, standard and batch; their sum is 1."""
     wrong = f"{text!r} must be three shares with the sum 1: realtime,standard,batch"

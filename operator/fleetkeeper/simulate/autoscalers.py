@@ -93,6 +93,7 @@ class ControlLoop:
             prometheus_lost=is_lost,
             checks_directly=self.prometheus and self.direct(now) and not is_lost,
             gpus_per_replica=self.gpus,
+            backlog=cluster.backlog if self.prometheus and self.metrics(now) else None,
         )
         began = process_time()
         decision, memory = decide_service(inputs, self.memory, now)

@@ -13,9 +13,12 @@ from random import Random
 from time import process_time
 from typing import Final
 
+from fleetkeeper.simulate.arguments import Batch
 from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop
+from fleetkeeper.simulate.batch_client import BatchClient, batch_client
 from fleetkeeper.simulate.cluster import Cluster, ColdStart
-from fleetkeeper.simulate.engine import H100_8B, EngineSpec
+from fleetkeeper.simulate.engine import BLOCK_TOKENS, H100_8B, EngineSpec
+from fleetkeeper.simulate.loads import Mix
 from fleetkeeper.simulate.outcome import Outcome, Targets, Tick
 from fleetkeeper.simulate.requests import Request
 
@@ -42,6 +45,7 @@ class Scenario:
 
     `autoscaler` returns a new one for each run. `pods_come`: new pods get a GPU. `slowness`: factor on the
     time of a step. `tail_s`: how long requests that arrived by the end may take; no longer billed.
+    `batches`: work for tier batch beside the load, with lines of `line`; `batch_tier`: 1 for stock engines.
     """
 
     seconds: float
@@ -59,6 +63,9 @@ class Scenario:
     crashes: tuple[Fault, ...] = ()
     seed: int = 1
     tail_s: float = 600.0
+    batches: tuple[Batch, ...] = ()
+    line: Mix = field(default_factory=Mix)
+    batch_tier: int = 2
 
 
 def run(
@@ -69,7 +76,15 @@ def run(
     `progress` gets the seconds played, about once a virtual minute.
     """
     random = Random(scenario.seed)  # noqa: S311 - seeded on purpose
-    outcome = Outcome(scenario.targets)
+    client = batch_client(
+        scenario.batches,
+        scenario.line,
+        EPOCH_S,
+        scenario.seed,
+        tier=scenario.batch_tier,
+        longest=scenario.engine.blocks * BLOCK_TOKENS,
+    )
+    outcome = Outcome(scenario.targets, works=client.works)
     autoscaler = scenario.autoscaler()
     cluster = Cluster(
         scenario.engine,
@@ -80,15 +95,16 @@ def run(
         removes_emptiest=scenario.removes_emptiest,
         pods_come=lambda now: scenario.pods_come(now - EPOCH_S),
         slowness=lambda now: scenario.slowness(now - EPOCH_S),
-        on_end=outcome.ended,
-        on_lost=outcome.lost_all,
+        on_end=lambda requests: outcome.ended(client.others(requests)),
+        on_lost=lambda requests: outcome.lost_all(client.others(requests, lost=True)),
     )
     cluster.begin(EPOCH_S, scenario.replicas)
     began = process_time()
-    clock = _Clock(scenario, cluster, autoscaler, outcome, progress)
+    clock = _Clock(scenario, cluster, autoscaler, outcome, client, progress)
     _play(scenario, clock, random)
     cluster.finish(EPOCH_S + scenario.seconds)
     outcome.close(cluster, EPOCH_S, scenario.seconds, scenario.tail_s)
+    outcome.unfinished -= client.in_flight
     outcome.control_s = autoscaler.control_s
     outcome.engine_s = process_time() - began - autoscaler.control_s
     return outcome, autoscaler
@@ -110,12 +126,13 @@ def _play(scenario: Scenario, clock: _Clock, random: Random) -> None:
 
 @dataclass
 class _Clock:
-    """What happens at fixed times: pods move every second, the autoscaler ticks, engines crash."""
+    """What happens at fixed times: pods and batches move every second, the autoscaler ticks, engines crash."""
 
     scenario: Scenario
     cluster: Cluster
     autoscaler: Autoscaler
     outcome: Outcome
+    client: BatchClient
     progress: Callable[[float], None]
     next: float = EPOCH_S
     _tick_at: float = EPOCH_S
@@ -133,6 +150,8 @@ class _Clock:
             while self._crashes and now - EPOCH_S >= self._crashes[-1].at:
                 self.cluster.crash(self._crashes.pop().number, now)
             self.cluster.move(now)
+            if self.client.works:
+                self.client.step(self.cluster, now)
             if now >= self._tick_at:
                 self._tick_at += self.autoscaler.interval_s
                 self.autoscaler.tick(self.cluster, now)

@@ -10,6 +10,7 @@ from random import Random
 from typing import Final
 
 from fleetkeeper.autoscale.capacity.supply import emptiest
+from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.samples import PodSample, Source
 from fleetkeeper.autoscale.types import LimitsRequest, PodView, PutOutcome
 from fleetkeeper.simulate.engine import Engine, EngineSpec
@@ -75,7 +76,7 @@ class Cluster:
     `pods_come`: whether a pod that is due becomes ready now (GPUs are free). `router_lag_s`: the age up to
     which the router believes a pod's load; what it sent since is added. `discovery_s`: time from ready
     until the router knows the pod. `drain_s`: longest drain. `gpus`: accelerators of a pod. `scrapes`:
-    Prometheus scrapes the pods.
+    Prometheus scrapes the pods. `backlog`: what the batch process exports.
     """
 
     spec: EngineSpec
@@ -96,6 +97,7 @@ class Cluster:
     retired: list[Engine] = field(default_factory=list)
     wanted: int = 0
     pod_s: float = 0.0
+    backlog: Backlog | None = None
     _number: int = 0
 
     # -- pods ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from fleetkeeper.autoscale.types import ControlSettings
-from fleetkeeper.simulate.arguments import FLEETKEEPER, Alternative, Faults, Kind
+from fleetkeeper.simulate.arguments import FLEETKEEPER, Alternative, Batch, Faults, Kind
 from fleetkeeper.simulate.autoscalers import (
     Autoscaler,
     ControlLoop,
@@ -18,8 +18,9 @@ from fleetkeeper.simulate.autoscalers import (
     concurrency,
     waiting,
 )
+from fleetkeeper.simulate.batch_figures import BatchFigures, BatchRun, batch_run
 from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Load, Scenario, run
-from fleetkeeper.simulate.loads import untiered
+from fleetkeeper.simulate.loads import Mix, untiered
 from fleetkeeper.simulate.outcome import Outcome, Targets, TierOutcome
 from fleetkeeper.simulate.recorder import Moment, Recorder, moment_s
 from fleetkeeper.simulate.requests import TIER_NAMES
@@ -42,13 +43,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all cases have in common. Seeds are 1, 2, ..."""
+    """What all cases have in common. Seeds are 1, 2, ... `line`: the tokens of a line of `batches`."""
 
     load: Load
     seconds: float
     targets: Targets = field(default_factory=Targets)
     seeds: int = 5
     faults: Faults = field(default_factory=Faults)
+    batches: tuple[Batch, ...] = ()
+    line: Mix = field(default_factory=Mix)
 
 
 class Spread(NamedTuple):
@@ -61,12 +64,16 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of a case by name; those of its tiers; and the time line of seed 1."""
+    """The figures of a case by name; those of its tiers; and the time line of seed 1.
+
+    `batch`: those of its batches; None without any.
+    """
 
     case: Case
     figures: Mapping[str, Spread]
     tiers: Mapping[str, Mapping[str, Spread]]
     moments: tuple[Moment, ...]
+    batch: BatchFigures | None = None
 
     @property
     def name(self) -> str:
@@ -120,12 +127,17 @@ def _result(case: Case, setting: Setting, progress: Progress) -> Result:
         tier: {name: [] for name in TIER_FIGURES} for tier in TIER_NAMES
     }
     moments: tuple[Moment, ...] = ()
+    runs: list[BatchRun] = []
     for seed in range(1, setting.seeds + 1):
+        scenario = scenario_of(case, setting, seed)
         outcome, recorder = run(
-            scenario_of(case, setting, seed),
+            scenario,
             lambda seconds, seed=seed: progress(case, seed, seconds),  # type: ignore[misc]
         )
         progress(case, seed, setting.seconds)
+        if setting.batches:
+            without, _ = run(replace(scenario, batches=()))
+            runs.append(batch_run(outcome, without, _added(case, recorder)))
         for name, figure in FIGURES.items():
             figures[name].append(float(figure(outcome)))
         for tier, row in zip(TIER_NAMES, outcome.tiers, strict=True):
@@ -141,7 +153,15 @@ def _result(case: Case, setting: Setting, progress: Progress) -> Result:
             for tier, row in tiers.items()
         },
         moments,
+        BatchFigures(setting.batches, tuple(runs)) if runs else None,
     )
+
+
+def _added(case: Case, recorder: Autoscaler) -> float:
+    """Return the replicas that Fleetkeeper added for a deadline; NaN for others."""
+    if case.alternative.kind is Kind.FLEETKEEPER and isinstance(recorder, Recorder):
+        return float(recorder.added)
+    return math.nan
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -172,6 +192,7 @@ def scenario_of(case: Case, setting: Setting, seed: int) -> Scenario:
             every_s,
             model.drain_s,
             faults.has_metrics,
+            tiers=TIER_NAMES[:2] if setting.batches else TIER_NAMES,
         ),
         engine=engine,
         replicas=replicas,
@@ -182,6 +203,9 @@ def scenario_of(case: Case, setting: Setting, seed: int) -> Scenario:
         pods_come=faults.has_gpus,
         crashes=tuple(Fault(at, number) for number, at in enumerate(faults.crashes)),
         seed=seed,
+        batches=setting.batches,
+        line=setting.line,
+        batch_tier=1 if stock else 2,
     )
 
 

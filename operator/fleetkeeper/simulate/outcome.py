@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.signals.samples import Counters
+from fleetkeeper.simulate.batch_client import BatchWork
 from fleetkeeper.simulate.cluster import Cluster
 from fleetkeeper.simulate.loads import StockRequest
 from fleetkeeper.simulate.requests import TIER_NAMES, Request
@@ -62,7 +63,8 @@ class Outcome:
 
     `refused`: 429, or no pod ready. `lost`: inside an engine that ended. `unfinished`: neither by the end.
     `replica_hours`: from a replica's creation to its removal; `gpu_hours` times the GPUs of a replica.
-    `engine_s`, `control_s`: CPU seconds of the engine model and of the control code.
+    `engine_s`, `control_s`: CPU seconds of the engine model and of the control code. `works`: batches, whose
+    lines are no requests here; with any, queue waits of tier batch do not count as attained or missed.
     """
 
     targets: Targets = field(default_factory=Targets)
@@ -81,6 +83,7 @@ class Outcome:
     preemptions: float = 0.0
     engine_s: float = 0.0
     control_s: float = 0.0
+    works: Sequence[BatchWork] = ()
 
     # -- what the cluster reports -------------------------------------------------------------------
 
@@ -126,8 +129,9 @@ class Outcome:
                 self.unfinished += pod.engine.load
         total = [sum(column) for column in zip(*_counters(cluster), strict=True)]
         counters = Counters._make(total) if total else Counters()
-        waits = sum([getattr(counters, f"wait_count_{tier}") for tier in TIER_NAMES])
-        within = sum([getattr(counters, f"wait_within_{tier}") for tier in TIER_NAMES])
+        judged = TIER_NAMES[:2] if self.works else TIER_NAMES
+        waits = sum([getattr(counters, f"wait_count_{tier}") for tier in judged])
+        within = sum([getattr(counters, f"wait_within_{tier}") for tier in judged])
         self.wait_attainment = within / waits if waits else 1.0
         steps = counters.batch_time_count
         self.batch_attainment = counters.batch_time_within / steps if steps else 1.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from fleetkeeper.autoscale.constants import TICK_S
+from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
 from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop
 from fleetkeeper.simulate.closed_loop import EPOCH_S
@@ -51,7 +52,8 @@ def moment_s(seconds: float) -> float:
 class Recorder:
     """An autoscaler that records. `has_metrics(t)`: without metrics, an HPA changes nothing.
 
-    `drain_s`: the longest drain of a replica.
+    `drain_s`: the longest drain of a replica. `tiers`: those whose requests and waits a row has.
+    `added`: replicas that were added for the deadline of a backlog.
     """
 
     inner: Autoscaler
@@ -60,6 +62,8 @@ class Recorder:
     has_metrics: Callable[[float], bool]
     interval_s: float = TICK_S
     control_s: float = 0.0
+    tiers: Sequence[str] = TIER_NAMES
+    added: int = 0
     moments: list[Moment] = field(default_factory=list)
     _inner_at: float = -math.inf
     _row_at: float = -math.inf
@@ -71,7 +75,10 @@ class Recorder:
         if now >= self._inner_at:
             self._inner_at = now + self.inner.interval_s
             if isinstance(self.inner, ControlLoop) or self.has_metrics(now - EPOCH_S):
+                before = cluster.wanted
                 self.inner.tick(cluster, now)
+                if is_for_deadline(self.inner):
+                    self.added += max(0, cluster.wanted - before)
             self.control_s = self.inner.control_s
         if now >= self._row_at:
             self._row_at = now + self.every_s
@@ -86,17 +93,19 @@ class Recorder:
         total = Counters._make([sum(column) for column in zip(*rows, strict=True)] or Counters())
         delta = Counters._make(a - b for a, b in zip(total, self._before, strict=True))
         self._before = total
-        waits = _sum_of(delta, "wait_count")
+        waits = _sum_of(delta, "wait_count", self.tiers)
         steps = delta.batch_time_count
         self.moments.append(
             Moment(
                 time_s=now - EPOCH_S,
-                requests_per_s=_sum_of(delta, "arrivals") / self.every_s,
+                requests_per_s=_sum_of(delta, "arrivals", self.tiers) / self.every_s,
                 replicas=cluster.wanted,
                 ready=len(engines),
                 running=sum([engine.running for engine in engines]),
                 waiting=sum([engine.waiting for engine in engines]),
-                queue_wait_s=_sum_of(delta, "wait_sum_s") / waits if waits else math.nan,
+                queue_wait_s=_sum_of(delta, "wait_sum_s", self.tiers) / waits
+                if waits
+                else math.nan,
                 batch_time_s=delta.batch_time_sum_s / steps if steps else math.nan,
                 limit_sequences=_mean([engine.limit_sequences for engine in engines]),
                 limit_tokens=_mean([engine.limit_tokens for engine in engines]),
@@ -104,8 +113,14 @@ class Recorder:
         )
 
 
-def _sum_of(counters: Counters, prefix: str) -> float:
-    return float(sum([getattr(counters, f"{prefix}_{tier}") for tier in TIER_NAMES]))
+def is_for_deadline(autoscaler: Autoscaler) -> bool:
+    """Return whether the last tick of the control loop was decided by the deadline of a backlog."""
+    decision = autoscaler.decision if isinstance(autoscaler, ControlLoop) else None
+    return decision is not None and decision.replicas.reason == BATCH_DEADLINE
+
+
+def _sum_of(counters: Counters, prefix: str, tiers: Sequence[str]) -> float:
+    return float(sum([getattr(counters, f"{prefix}_{tier}") for tier in tiers]))
 
 
 def _mean(values: list[int]) -> float:

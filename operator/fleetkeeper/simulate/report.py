@@ -74,12 +74,14 @@ class Report:
 
 
 def _alternative(result: Result) -> dict[str, Any]:
+    batch = {} if result.batch is None else {"batch": result.batch.as_json()}
     return {
         "name": result.name,
         "kind": str(result.case.alternative.kind),
         "what_if": result.case.what_if or None,
         "figures": _figures(result.figures),
         "tiers": {tier: _figures(figures) for tier, figures in result.tiers.items()},
+        **batch,
         "time_line": [moment.as_json() for moment in result.moments],
     }
 

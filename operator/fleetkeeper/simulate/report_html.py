@@ -20,6 +20,7 @@ from fleetkeeper.simulate.report import (
     spread_text,
     value_text,
 )
+from fleetkeeper.simulate.report_batch import TITLES, batch_rows
 from fleetkeeper.simulate.report_svg import (
     LOAD,
     Axis,
@@ -76,6 +77,7 @@ def _body(report: Report) -> Iterator[str]:
     yield _table("Cost and stability", COST, report.results)
     yield _scatter(report)
     yield _table("Latency", LATENCY, report.results)
+    yield from _batches(report.results)
     yield from _tiers(report.results)
     yield _section("Load and replicas")
     yield from _replicas(report)
@@ -151,6 +153,19 @@ def _whole_table(caption: str, heads: Sequence[str], rows: Sequence[str]) -> str
         f'<thead><tr><th scope="col">Alternative</th>{"".join(heads)}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _batches(results: Sequence[Result]) -> Iterator[str]:
+    rows = [
+        _row(number, name, [f"<td>{escape(cell)}</td>" for cell in cells])
+        for number, name, cells in batch_rows(results)
+    ]
+    if rows:
+        heads = [
+            f'<th scope="col" title="{escape(what)}">{escape(heading(title))}</th>'
+            for title, what in TITLES.items()
+        ]
+        yield _whole_table("Batches", heads, rows)
 
 
 def _tiers(results: Sequence[Result]) -> Iterator[str]:

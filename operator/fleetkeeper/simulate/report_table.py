@@ -19,6 +19,7 @@ from fleetkeeper.simulate.report import (
     spread_text,
     value_text,
 )
+from fleetkeeper.simulate.report_batch import TITLES, batch_rows
 
 FIRST = "ALTERNATIVE"
 
@@ -31,6 +32,8 @@ def report_tables(report: Report) -> Group:
         parts.append(Text("Medians over the seeds, with min..max.", style="dim"))
     for columns in (SERVICE, COST, LATENCY):
         parts += [Text(), _table(columns, report.results)]
+    if any(result.batch is not None for result in report.results):
+        parts += [Text(), _batches(report.results)]
     tiers = _tiers(report.results)
     if tiers is not None:
         parts += [Text(), tiers]
@@ -67,6 +70,14 @@ def _cells(columns: Sequence[Column], result: Result) -> Iterator[Text]:
         if more:
             cell.append(f"\n{more}", style="dim")
         yield cell
+
+
+def _batches(results: Sequence[Result]) -> Table:
+    """Return the end and the cost of each batch."""
+    table = _new_table(tuple(TITLES))
+    for number, _, cells in batch_rows(results):
+        table.add_row(_name(results[number]), *cells)
+    return table
 
 
 def _tiers(results: Sequence[Result]) -> Table | None:

@@ -25,6 +25,7 @@ from fleetkeeper.simulate.engine import H100_8B, Engine
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.engine_metrics import metrics_text
+from tests.support.exporters import batch_text
 
 EDGES = Edges(0.5, 0.05)
 SERVICES = [("team-a", "chat"), ("team-b", "code")]
@@ -41,6 +42,10 @@ CONFIG = """
 rule_files: [%(rules)s]
 global: {evaluation_interval: 1s, scrape_interval: %(scrape)ss, scrape_timeout: %(scrape)ss}
 scrape_configs:
+- job_name: batch
+  metrics_path: /batch
+  static_configs:
+%(batch)s
 - job_name: engines
   static_configs:
 %(targets)s
@@ -70,12 +75,14 @@ class World:
                 self.services[pod] = (namespace, name)
         self.random = Random(1)
         self.garbage = ""
+        self.batches = True
         self.url = ""
         self.process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_get("/metrics/{pod}", self._metrics)
+        app.router.add_get("/batch", self._batch)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -84,8 +91,15 @@ class World:
             f"  - targets: ['127.0.0.1:{port}']\n    labels: {{namespace: {ns}, inference_service: {name}, pod: {pod}}}"
             for pod, (ns, name) in self.services.items()
         )
+        batch = "\n".join(
+            f"  - targets: ['127.0.0.1:{port}']\n    labels: {{namespace: {namespace}, pod: batch-0}}"
+            for namespace in ("fleetkeeper-system", "team-c")
+        )
         config = self.directory / "prometheus.yaml"
-        config.write_text(CONFIG % {"scrape": SCRAPE_S, "targets": targets, "rules": self._rules()})
+        config.write_text(
+            CONFIG
+            % {"scrape": SCRAPE_S, "targets": targets, "rules": self._rules(), "batch": batch}
+        )
         self.url = f"http://127.0.0.1:{own}"
         self.process = await asyncio.create_subprocess_exec(
             str(program_path("prometheus")),
@@ -139,6 +153,12 @@ class World:
                 if self.random.random() < 4 * (now - last):
                     engine.arrive(Request(now, 1, 500, 100))
             last = now
+
+    async def _batch(self, request: web.Request) -> web.Response:
+        """The batch process has work for team-a/chat, and for a service of no fleet."""
+        del request
+        texts = (batch_text(*service) for service in (SERVICES[0], ("team-x", "chat")))
+        return web.Response(text="".join(texts) if self.batches else "")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self.garbage:
@@ -208,6 +228,36 @@ async def test_real_samples_become_signals(world: World) -> None:
         await frozen_and_back(world, prometheus)
     finally:
         prometheus.close()
+
+
+async def test_real_backlogs_have_their_scrape_time_and_end(world: World) -> None:
+    """With the selector of the batch process alone; a series that ends is gone at the next scrape."""
+    ours = PrometheusSettings(
+        world.url, deadline_s=20.0, batch_selector='namespace="fleetkeeper-system"'
+    )
+    other = PrometheusSettings(world.url, deadline_s=20.0, batch_selector='namespace="team-b"')
+    pods = {(namespace, pod): EDGES for pod, (namespace, _) in world.services.items()}
+    prometheus, elsewhere = (Prometheus(one, time.monotonic) for one in (ours, other))
+    deadline = time.monotonic() + 60
+    try:
+        await until_complete(world, prometheus)
+        while not (found := (await prometheus.observe_samples(pods, time.time())).backlogs):
+            assert time.monotonic() < deadline, "the batch process was not scraped"
+            await asyncio.sleep(0.3)
+        assert found.keys() == {SERVICES[0]}
+        backlog = found[SERVICES[0]]
+        assert 0 <= time.time() - backlog.time < 30
+        assert backlog.tokens == 1e6
+        assert backlog.tokens_per_s == pytest.approx(1e6 / 3600)
+        assert 3500 < backlog.deadline - backlog.time <= 3601
+        assert (await elsewhere.observe_samples(pods, time.time())).backlogs == {}
+        world.batches = False
+        while (await prometheus.observe_samples(pods, time.time())).backlogs:
+            assert time.monotonic() < deadline, "the series did not end"
+            await asyncio.sleep(0.3)
+    finally:
+        prometheus.close()
+        elsewhere.close()
 
 
 async def signals_agree(world: World, prometheus: Prometheus) -> None:

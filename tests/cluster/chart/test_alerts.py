@@ -21,6 +21,7 @@ ENGINE: Final = 'namespace="team-a", inference_service="chat", pod="chat-0"'
 OPERATOR: Final = 'namespace="fleetkeeper-system", pod="op-0"'
 GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-0"'
 SECOND_GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-1"'
+OF_BATCH: Final = f'namespace="fleetkeeper-system", pod="batch-0", {SERVICE}'
 USAGE: Final = 'namespace="fleetkeeper-system", pod="usage-0"'
 ANSWERED: Final = 'service="team-a/chat", tier="standard", status="200"'
 OPEN_ENGINES: Final = 'type="Degraded", reason="GrantsNotDemanded"'
@@ -48,6 +49,10 @@ REST: Final[dict[str, str]] = {
     f"fleetkeeper_hung{{{ENGINE}}}": "0x400",
     f"fleetkeeper_memory_over_cap{{{ENGINE}}}": "0x400",
     f"fleetkeeper_preemptions_total{{{ENGINE}}}": "0+1x400",
+    f"fleetkeeper_batch_required_tokens_per_second{{{OF_BATCH}}}": "200x400",
+    f"fleetkeeper_batch_remaining_lines{{{OF_BATCH}}}": "900x400",
+    f"fleetkeeper_batch_deadline_timestamp_seconds{{{OF_BATCH}}}": "86400x400",
+    f"fleetkeeper_model_batch_tokens_per_second{{{OF_OPERATOR}}}": "300x400",
     f"fleetkeeper_service_condition_reason{{{OF_OPERATOR}, {OPEN_ENGINES}}}": "0x400",
     f"fleetkeeper_grant_keys{{{OPERATOR}}}": "1x400",
     f"fleetkeeper_gateway_services_contact_age_seconds{{{GATEWAY}}}": "9x400",
@@ -311,6 +316,37 @@ CASES: Final = (
         (),
     ),
     Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "more than the replicas can give",
+        {f"fleetkeeper_batch_required_tokens_per_second{{{OF_BATCH}}}": "400x400"},
+        "16m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "until a replica is ready",
+        {f"fleetkeeper_model_batch_tokens_per_second{{{OF_OPERATOR}}}": "100x40 300x400"},
+        "16m",
+        (),
+    ),
+    Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "lines left after the deadline",
+        {f"fleetkeeper_batch_deadline_timestamp_seconds{{{OF_BATCH}}}": "300x400"},
+        "21m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "an old deadline, and no lines are left",
+        {
+            f"fleetkeeper_batch_deadline_timestamp_seconds{{{OF_BATCH}}}": "300x400",
+            f"fleetkeeper_batch_remaining_lines{{{OF_BATCH}}}": "0x400",
+        },
+        "30m",
+        (),
+    ),
+    Case(
         "FleetkeeperGatewayDown",
         "an installation without a gateway",
         {**GATEWAY_GONE, f"fleetkeeper_grant_keys{{{OPERATOR}}}": "0x400"},
@@ -346,6 +382,16 @@ CASES: Final = (
         "FleetkeeperGatewayErrors",
         "services that do not answer",
         {f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="service_unavailable"}}': "0+99x400"},
+        "30m",
+        (),
+    ),
+    Case(
+        "FleetkeeperBatchDeadlineAtRisk",
+        "an operator that does not know what replicas can give",
+        {
+            f"fleetkeeper_batch_required_tokens_per_second{{{OF_BATCH}}}": "400x400",
+            f"fleetkeeper_model_batch_tokens_per_second{{{OF_OPERATOR}}}": None,
+        },
         "30m",
         (),
     ),

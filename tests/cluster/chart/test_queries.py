@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from draw_dashboards import record
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.exporters import EngineExporter, OperatorExporter
+from tests.support.exporters import EngineExporter, OperatorExporter, batch_text
 from tests.support.shipped_queries import (
     RULES,
     SELECTOR,
@@ -84,7 +84,9 @@ async def _exporters(directory: Path, operator: Callable[[], bytes]) -> AsyncIte
     texts: dict[str, Callable[[], bytes]] = {
         "engine": EngineExporter(directory).text,
         "operator": operator,
-        "gateway": lambda: generate_latest(gateway_registry()),
+        "gateway": lambda: (
+            generate_latest(gateway_registry()) + batch_text(NAMESPACE, SERVICE).encode()
+        ),
     }
 
     async def serve(request: web.Request) -> web.Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 import time
@@ -17,6 +18,7 @@ from aiohttp import web
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings
 from fleetkeeper.adapters.prometheus.answers import Fan
 from fleetkeeper.adapters.prometheus.queries import (
+    BACKLOG,
     DISPUTED,
     TIMES,
     bucket_matcher,
@@ -30,12 +32,15 @@ from tests.support.engine_metrics import metrics_series
 
 EDGES = Edges(0.5, 0.05)
 CHAT = ("team-a", "chat-0")
+CHAT_SERVICE = ("team-a", "chat")
 PODS = {("team-a", f"chat-{i}"): EDGES for i in range(2)}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def asked(handler: Handler, tmp_path: Path | None = None, **changes: Any) -> Any:
-    """One tick against a server with this handler."""
+async def asked(
+    handler: Handler, tmp_path: Path | None = None, *, whole: bool = False, **changes: Any
+) -> Any:
+    """One tick against a server with this handler: its samples, or the whole reading."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -45,7 +50,8 @@ async def asked(handler: Handler, tmp_path: Path | None = None, **changes: Any) 
     settings = PrometheusSettings(url, **({"deadline_s": 2.0} | changes))
     prometheus = Prometheus(settings, time.monotonic)
     try:
-        return (await prometheus.observe_samples(PODS, NOW, step_class="decode")).samples
+        reading = await prometheus.observe_samples(PODS, NOW, step_class="decode")
+        return reading if whole else reading.samples
     finally:
         prometheus.close()
         await _threads_ended()
@@ -86,6 +92,73 @@ async def test_twelve_queries_a_tick_at_one_instant() -> None:
     many = [Edges(0.1 * i, 0.01 * i) for i in range(1, 100)]
     assert len(queries_for(many, step_class="prefill")) == 12
     assert len(queries_for(many)) == 11
+
+
+BATCH = 'namespace="fleetkeeper-system"'
+
+
+async def test_backlogs_are_read_by_one_query_with_a_selector_of_its_own() -> None:
+    """Only with that selector; the namespaces of the fleet are those of services, not of the pod."""
+    assert BACKLOG not in {query.name for query in queries_for([EDGES], selector='job="engines"')}
+    (query,) = (
+        query
+        for query in queries_for([EDGES], selector='job="engines"', batch_selector=BATCH)
+        if query.name == BACKLOG
+    )
+    assert not query.required
+    text = query.text(["team-a", "team-b"])
+    assert text.count(BATCH) == 2
+    assert text.count('service_namespace=~"team-a|team-b"') == 2
+    assert "engines" not in text
+
+
+async def read_backlogs(rows: list[Any], fails: bool = False) -> Any:
+    """The reading of a tick in which the query of the backlogs has these rows."""
+
+    async def handler(request: web.Request) -> web.Response:
+        query = request.query["query"]
+        if "backlog" in query:
+            return web.Response(status=400) if fails else answer(rows)
+        if query.startswith("max by (namespace, pod) (timestamp"):
+            return answer([row(str(NOW - 1))])
+        limits = [row("64", __name__="fleetkeeper_limit_sequences", kind="effective")]
+        is_asked = "limit_" in query and not query.startswith("count")
+        return answer(limits if is_asked else [])
+
+    return await asked(handler, whole=True, batch_selector=BATCH)
+
+
+def backlog_row(series: str, value: str, name: str = "chat", namespace: str = "team-a") -> Any:
+    """A row of the query; the time has no name of a series."""
+    own = {"scraped": "1"} if series == "time" else {"__name__": f"fleetkeeper_batch_{series}"}
+    labels = {"service_namespace": namespace, "inference_service": name}
+    return {"metric": own | labels, "value": [NOW, value]}
+
+
+WHOLE = {
+    "backlog_tokens": "5e6", "deadline_timestamp_seconds": str(NOW + 60),
+    "required_tokens_per_second": "NaN", "time": str(NOW - 9),
+}  # fmt: skip
+
+
+async def test_a_backlog_is_taken_if_it_is_whole_and_of_a_namespace_of_the_fleet() -> None:
+    """NaN is judged later. Whatever else the answer has is dropped."""
+    rows = [backlog_row(series, value) for series, value in WHOLE.items()]
+    rows += [backlog_row(series, value, "code") for series, value in WHOLE.items()][:3]
+    rows += [backlog_row(*item, "chat", "team-x") for item in WHOLE.items()]
+    reading = await read_backlogs([*rows, *HOSTILE_ROWS])
+    assert reading.backlogs.keys() == {CHAT_SERVICE}
+    backlog = reading.backlogs[CHAT_SERVICE]
+    assert (backlog.tokens, backlog.deadline, backlog.time) == (5e6, NOW + 60, NOW - 9)
+    assert math.isnan(backlog.tokens_per_s)
+    assert reading.samples.keys() == {CHAT}
+
+
+async def test_a_failed_query_of_backlogs_costs_nothing_else() -> None:
+    reading = await read_backlogs([], fails=True)
+    assert reading.backlogs == {}
+    assert reading.samples.keys() == {CHAT}
+    assert [problem.partition(":")[0] for problem in reading.problems] == [BACKLOG]
 
 
 def test_the_sums_of_one_class_of_steps_are_asked_for_at_a_time() -> None:

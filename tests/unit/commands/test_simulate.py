@@ -52,6 +52,21 @@ def test_the_report_names_each_alternative_and_the_page_is_written(folder: Path)
     assert (folder / "r.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_a_batch_is_in_each_form_of_the_report(folder: Path) -> None:
+    """With the tokens of the load, also of a trace; a run that ends before a deadline says so."""
+    batch = ("--batch", "20k@30s", "--batch", "10k@10m,20s")
+    done = simulate(*HARDWARE, *LOAD, *batch, "--against", "static:2", "--html", "r.html")
+    assert done.exit_code == 0, done.output
+    for text in (done.stdout, (folder / "r.html").read_text()):
+        for words in ("20k@30s", "10k@10m,20s", "met", "the run ends before its deadline"):
+            assert words in text
+    of_trace = simulate(
+        *HARDWARE, "--trace", "t.csv", "--seeds", "1", "--json", "--batch", "1k@10s"
+    )
+    (row,) = json.loads(of_trace.stdout)["alternatives"][0]["batch"]["batches"]
+    assert (row["text"], row["deadline_s"], row["met"]) == ("1k@10s", 10.0, [True])
+
+
 def test_json_is_the_only_output(folder: Path) -> None:
     done = simulate(*HARDWARE, "--trace", "t.csv", "--seeds", "1", "--json", "--ttft", "1.5")
     assert done.exit_code == 0, done.output
@@ -77,6 +92,8 @@ def test_json_is_the_only_output(folder: Path) -> None:
         ((*HARDWARE, "--trace", "t.csv", "--rate", "3"), ("--rate", "needs --pattern")),
         ((*HARDWARE, *LOAD, "--scale", "2"), ("--scale", "needs --trace")),
         ((*HARDWARE, *LOAD, "--hours", "1"), ("--minutes or --hours",)),
+        ((*HARDWARE, *LOAD, "--batch", "5M"), ("--batch", "'5M'", "TOKENS@WINDOW[,START]")),
+        ((*HARDWARE, *LOAD, "--batch", "5M@1h,2h"), ("--batch", "'5M@1h,2h'", "(60 s)")),
         ((*HARDWARE, *LOAD, "--tpot", "0.005"), ("--tpot", "0.005", "shortest step")),
         ((*HARDWARE, *LOAD, "--prompt-tokens", "500000"), ("--prompt-tokens", "(400000)")),
     ],

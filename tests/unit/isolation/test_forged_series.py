@@ -220,5 +220,6 @@ def test_a_selector_cannot_break_out_of_the_query(text: str) -> None:
     """The setting is refused at start, with its name and an example."""
     with pytest.raises(ValueError, match="label matchers"):
         parse_selector(text)
-    with pytest.raises(SettingsError, match=r"prometheus_selector.*label matchers"):
-        load_settings(prometheus_selector=text)
+    for setting in ("prometheus_selector", "prometheus_batch_selector"):
+        with pytest.raises(SettingsError, match=rf"{setting}.*label matchers"):
+            load_settings(None, **{setting: text})

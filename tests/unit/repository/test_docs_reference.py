@@ -14,6 +14,7 @@ from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.gauges import counts_of
 from fleetkeeper.autoscale.report import build_report
+from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.cli import app
 from fleetkeeper.reconcile.status.gauges import gauges_of_service
@@ -49,6 +50,7 @@ PARTS = [
 EXAMPLES = {
     "prometheusUrl": "http://prometheus.monitoring:9090",
     "prometheusSelector": 'job="engines"',
+    "prometheusBatchSelector": 'namespace="fleetkeeper-system"',
     "router.cpu": "2",
     "router.memory": "2Gi",
 }
@@ -106,7 +108,9 @@ def test_every_metric_of_the_operator_is_on_the_page() -> None:
 def test_the_control_loops_gauges_are_those_of_the_page() -> None:
     """Names and labels, as a tick over a service makes them."""
     loop = Loop(settings=ControlSettings(restart_fragmented=True))
-    decision = loop.steady(3)
+    loop.steady(6)
+    backlog = Backlog(1e6, loop.now + 3600.0, 300.0, loop.now)
+    decision = loop.tick(loop.samples(), backlog=backlog)
     report, _ = build_report(decision, Allocation(2), loop.memory, loop.now)
     assert _labels(report.metrics) == _listed(CONTROL_GAUGES)
     counters = {name.removesuffix("_total"): row for name, row in CONTROL_COUNTERS.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 from fleetkeeper.simulate.arguments import (
     Alternative,
     BadArgument,
+    Batch,
     Faults,
     Kind,
     changed_manifest,
     parse_alternatives,
+    parse_batches,
     parse_faults,
     parse_tiers,
     parse_what_ifs,
@@ -115,3 +118,22 @@ def test_the_rate_of_a_pattern_is_its_highest(
     )
     assert max(rate(seconds * step / 997) for step in range(997)) <= 10.0 + 1e-9
     assert pattern.text
+
+
+def test_batches_have_tokens_a_window_and_a_start() -> None:
+    assert parse_batches(["5M@6h,2h", "500k@90m", " 1.5G@1d,30s"]) == (
+        Batch(5e6, 21_600.0, 7200.0, "5M@6h,2h"),
+        Batch(5e5, 5400.0, 0.0, "500k@90m"),
+        Batch(1.5e9, 86_400.0, 30.0, " 1.5G@1d,30s"),
+    )
+    assert parse_batches(["5M@6h,2h"])[0].deadline_s == 8 * 3600.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5M", "5M@", "@6h", "5M@6", "5M@6h,", "5M@6h,2", "-5M@6h", "5M@0h", "0@6h", "nan@6h", "20G@6h",
+     "5M@-6h", "5M@6h,2h,3h", "5X@6h"],
+)  # fmt: skip
+def test_a_bad_batch_is_quoted(text: str) -> None:
+    with pytest.raises(BadArgument, match=re.escape(repr(text))):
+        parse_batches([text])

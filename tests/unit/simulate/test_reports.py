@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -16,12 +17,14 @@ import pytest
 from rich.console import Console
 
 from fleetkeeper.api.types import InferenceServiceSpec
-from fleetkeeper.simulate.arguments import FLEETKEEPER, parse_alternatives
+from fleetkeeper.simulate.arguments import FLEETKEEPER, parse_alternatives, parse_batches
+from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures, BatchRun
 from fleetkeeper.simulate.comparison import FIGURES, TIER_FIGURES, Case, Result, Setting, Spread
 from fleetkeeper.simulate.hardware import known_hardware
 from fleetkeeper.simulate.loads import trace
 from fleetkeeper.simulate.recorder import Moment
 from fleetkeeper.simulate.report import Report, duration_text, seconds_text, value_text
+from fleetkeeper.simulate.report_batch import batch_rows, deadline_text
 from fleetkeeper.simulate.report_html import heading, report_page
 from fleetkeeper.simulate.report_svg import Axis, axis_to, known_runs, log_axis
 from fleetkeeper.simulate.report_table import report_tables
@@ -87,6 +90,57 @@ def texts() -> dict[str, str]:
 @pytest.mark.parametrize("name", ["table.txt", "report.json"])
 def test_a_report_looks_as_before(name: str) -> None:
     assert texts()[name] == (GOLDEN / name).read_text("utf-8")
+
+
+def with_batches() -> Report:
+    """Return the comparison with two batches: Fleetkeeper meets both deadlines, the static one does not."""
+    report = example()
+    batches = parse_batches(["5M@6h,2h", "1M@3h"])
+    ours, _, static = report.results
+    met = BatchRun((BatchEnd(18_000.0, -10_800.0, 0.0), BatchEnd(9000.0, -1800.0, 0.0)), 2, 12, 10)
+    late = BatchRun(
+        (BatchEnd(math.nan, 900.0, 4e5), BatchEnd(12_600.0, 1800.0, 0.0)), math.nan, 8, 8
+    )
+    unknown = BatchRun((BatchEnd(math.nan, math.nan, 9.0), met.ends[1]), math.nan, 8, 8)
+    return replace(
+        report,
+        results=(
+            replace(ours, batch=BatchFigures(batches, (met, met))),
+            replace(static, batch=BatchFigures(batches, (late, unknown))),
+        ),
+    )
+
+
+def test_batches_have_a_row_each_and_the_cost_of_all() -> None:
+    rows = list(batch_rows(with_batches().results))
+    assert [(name, *cells) for _, name, cells in rows] == [
+        ("fleetkeeper", "5M@6h,2h", "5 h", "met", "2", "12.00", "10.00"),
+        ("fleetkeeper", "1M@3h", "2.5 h", "met", "2", "12.00", "10.00"),
+        ("static:4@512", "5M@6h,2h", "not finished", "missed by more than 15 min", "-", "8.00", "8.00"),
+        ("static:4@512", "1M@3h", "3 h", "missed by 30 min", "-", "8.00", "8.00"),
+    ]  # fmt: skip
+
+
+def test_a_batch_that_may_still_be_in_time_is_unknown() -> None:
+    assert deadline_text([BatchEnd(math.nan, math.nan, 9.0), BatchEnd(9.0, -1.0, 0.0)]) == "-"
+
+
+def test_table_page_and_json_show_batches() -> None:
+    report = with_batches()
+    out = StringIO()
+    Console(file=out, width=120, no_color=True).print(report_tables(report))
+    page = report_page(report)
+    for text in (out.getvalue(), page):
+        assert "missed by more than 15 min" in text
+        assert "not finished" in text
+    assert "<caption>Batches</caption>" in page
+    assert Page(page).open == []
+    content = json.loads(json.dumps(report.as_json(), allow_nan=False))
+    ours, static = (row["batch"] for row in content["alternatives"])
+    assert ours["batches"][0]["met"] == [True, True]
+    assert static["batches"][0]["finished_s"] == [None, None]
+    assert (static["added_replicas"], static["gpu_hours_without"]) == ([None, None], [8, 8])
+    assert "batch" not in example().as_json()["alternatives"][0]
 
 
 def test_the_json_has_no_nan_and_one_entry_per_alternative() -> None:

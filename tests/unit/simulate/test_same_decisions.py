@@ -14,12 +14,14 @@ import pytest
 
 from fleetkeeper.adapters.kubernetes.records import Place
 from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, LimitsRequest, PutOutcome
 from fleetkeeper.reconcile.types import Kind, Workload
 from fleetkeeper.runtime.autoscaler.inputs import parsed_service
 from fleetkeeper.runtime.autoscaler.readings import Readings, Target
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.simulate.arguments import Batch, parse_batches
 from fleetkeeper.simulate.autoscalers import ControlLoop
 from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Scenario, run
 from fleetkeeper.simulate.cluster import ColdStart
@@ -59,7 +61,10 @@ class Replay(World):
         self.asked.append(targets)
         inputs, key = self.inputs, Key("team-a", NAME)
         lost = frozenset({key}) if inputs.prometheus_lost else frozenset()
-        return Readings({key: inputs.samples}, lost, checks=inputs.checks_directly)
+        backlogs = {} if inputs.backlog is None else {key: inputs.backlog}
+        return Readings(
+            {key: inputs.samples}, lost, checks=inputs.checks_directly, backlogs=backlogs
+        )
 
     async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
         """Return the outcome that the simulated engine gave."""
@@ -107,7 +112,9 @@ def new_world() -> tuple[Replay, ControlSettings]:
     return world, settings_of(service.spec, service.generation)
 
 
-def recorded(settings: ControlSettings, seed: int) -> list[tuple[ControlInputs, ControlDecision]]:
+def recorded(
+    settings: ControlSettings, seed: int, batches: tuple[Batch, ...] = ()
+) -> list[tuple[ControlInputs, ControlDecision]]:
     """Simulate ten minutes with refused limits, an outage of Prometheus and a crash."""
     found = Recorded()
     loop = ControlLoop(
@@ -125,6 +132,8 @@ def recorded(settings: ControlSettings, seed: int) -> list[tuple[ControlInputs, 
             crashes=(Fault(380.0),),
             seed=seed,
             tail_s=0.0,
+            batches=batches,
+            line=MIX,
         )
     )
     return found.ticks
@@ -135,6 +144,24 @@ async def test_the_operator_decides_as_the_simulated_loop_does(seed: int) -> Non
     """Limits, admission and replicas are equal in every tick, and both of them change."""
     world, settings = new_world()
     ticks = recorded(settings, seed)
+    await assert_same(world, ticks)
+    assert_changes(ticks)
+
+
+async def test_the_operator_decides_the_same_for_a_deadline() -> None:
+    """A backlog that needs more replicas than the others do."""
+    world, settings = new_world()
+    ticks = recorded(settings, 1, parse_batches(["30M@9m,30s"]))
+    await assert_same(world, ticks)
+    reasons = {decision.replicas.reason for _, decision in ticks if decision.replicas.valid}
+    assert BATCH_DEADLINE in reasons
+    assert {inputs.backlog is None for inputs, _ in ticks} == {True, False}
+
+
+async def assert_same(
+    world: Replay, ticks: Sequence[tuple[ControlInputs, ControlDecision]]
+) -> None:
+    """Replay the ticks with the operator's loop, and compare what it sends and allocates."""
     asked_before = False
     for number, ((inputs, decision), (following, _)) in enumerate(pairwise(ticks)):
         world.show(number, inputs, following)
@@ -150,7 +177,6 @@ async def test_the_operator_decides_as_the_simulated_loop_does(seed: int) -> Non
         assert [target.directly for target in world.asked[-1]] == [asked_before]
         asked_before = decision.asks_pods
     assert len(ticks) == SECONDS / 5 + 1
-    assert_changes(ticks)
 
 
 def by_pod(puts: Sequence[LimitsRequest]) -> list[LimitsRequest]:

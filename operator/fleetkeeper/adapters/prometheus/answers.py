@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fleetkeeper.adapters.prometheus.queries import DISPUTED, TIMES
+from fleetkeeper.adapters.prometheus.queries import (
+    BACKLOG,
+    BACKLOG_SERIES,
+    BACKLOG_TIME,
+    DISPUTED,
+    TIMES,
+)
+from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import PodSample, Source
 from fleetkeeper.autoscale.signals.series_map import PodSeries
+from fleetkeeper_contract import batch_metrics
 
 PodKey = tuple[str, str]
 """Namespace and name of a pod."""
+ServiceName = tuple[str, str]
+"""Namespace and name of a service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +31,14 @@ class PrometheusReading:
     """The samples that Prometheus has now.
 
     `disputed`: pods with more than one series where one is expected; they have no sample.
-    `problems`: one message for each query that gave nothing for some pods.
+    `problems`: one message for each query that gave nothing for some pods. `backlogs`: what the batch
+    process exports, by service.
     """
 
     samples: Mapping[PodKey, PodSample]
     disputed: frozenset[PodKey] = frozenset()
     problems: tuple[str, ...] = ()
+    backlogs: Mapping[ServiceName, Backlog] = field(default_factory=dict)
 
 
 class Fan:
@@ -40,6 +52,7 @@ class Fan:
         self._series = {pod: PodSeries(edges) for pod, edges in pods.items()}
         self._times: dict[PodKey, float] = {}
         self._disputed: set[PodKey] = set()
+        self._backlogs: dict[ServiceName, dict[str, float]] = {}
         self._lock = threading.Lock()
         self._is_open = True
 
@@ -48,7 +61,10 @@ class Fan:
         with self._lock:
             if not self._is_open:
                 return
-            for pod, labels, value in _parsed(rows):
+            if name == BACKLOG:
+                self._take_backlogs(rows)
+                return
+            for pod, labels, value in _parsed(rows, "pod"):
                 series = self._series.get(pod)
                 if series is None:
                     continue
@@ -58,6 +74,14 @@ class Fan:
                     self._disputed.add(pod)
                 else:
                     _add(series, labels, value)
+
+    def _take_backlogs(self, rows: list[Any]) -> None:
+        namespaces = {namespace for namespace, _ in self._series}
+        parsed = _parsed(rows, batch_metrics.SERVICE_LABEL, batch_metrics.NAMESPACE_LABEL)
+        for service, labels, value in parsed:
+            if service[0] in namespaces:
+                series = BACKLOG_TIME if BACKLOG_TIME in labels else str(labels.get("__name__"))
+                self._backlogs.setdefault(service, {})[series] = value
 
     def reading(
         self, incomplete: Collection[str] = (), problems: tuple[str, ...] = ()
@@ -76,7 +100,13 @@ class Fan:
             and pod[0] not in incomplete
             and pod not in self._disputed
         }
-        return PrometheusReading(samples, frozenset(self._disputed), problems)
+        wanted = (*BACKLOG_SERIES, BACKLOG_TIME)
+        backlogs = {
+            service: Backlog(*(found[name] for name in wanted))
+            for service, found in self._backlogs.items()
+            if found.keys() >= set(wanted)
+        }
+        return PrometheusReading(samples, frozenset(self._disputed), problems, backlogs)
 
 
 def _add(series: PodSeries, labels: Mapping[str, str], value: float) -> None:
@@ -86,15 +116,17 @@ def _add(series: PodSeries, labels: Mapping[str, str], value: float) -> None:
         return
 
 
-def _parsed(rows: list[Any]) -> Iterator[tuple[PodKey, Mapping[str, str], float]]:
-    """Yield pod, labels and value of each row that is a series."""
+def _parsed(
+    rows: list[Any], name_label: str, namespace_label: str = "namespace"
+) -> Iterator[tuple[tuple[str, str], Mapping[str, str], float]]:
+    """Yield namespace and name, labels and value of each row that is a series."""
     for row in rows:
         try:
             labels, value = row["metric"], row["value"]
             if type(value) is not list or type(labels) is not dict:
                 continue
-            pod, number = (labels["namespace"], labels["pod"]), float(value[1])
-            hash(pod)
+            named, number = (labels[namespace_label], labels[name_label]), float(value[1])
+            hash(named)
         except (ArithmeticError, LookupError, TypeError, ValueError):
             continue
-        yield pod, labels, number
+        yield named, labels, number

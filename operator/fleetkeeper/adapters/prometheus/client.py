@@ -54,6 +54,7 @@ class PrometheusSettings:
     `ca_file` and `token_file` are read again at each tick, because they rotate. A token takes
     precedence over a user in `url`. `deadline_s` is the limit of all queries of a tick together,
     `response_bytes` that of each response. `selector` (from `parse_selector`) is added to every query.
+    `batch_selector` selects the batch process instead; without one, its metrics are not read.
     """
 
     url: str = field(repr=False)
@@ -65,6 +66,7 @@ class PrometheusSettings:
     parallel: int = 4
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     selector: str = ""
+    batch_selector: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,10 @@ class Prometheus:
             fan=Fan(pods),
         )
         queries = queries_for(
-            set(pods.values()), step_class=step_class, selector=self._settings.selector
+            set(pods.values()),
+            step_class=step_class,
+            selector=self._settings.selector,
+            batch_selector=self._settings.batch_selector,
         )
         loop = asyncio.get_running_loop()
         jobs = {

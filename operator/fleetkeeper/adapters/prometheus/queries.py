@@ -15,6 +15,7 @@ from typing import Final
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import TIERS
 from fleetkeeper.autoscale.signals.series_map import PLACES, SHOWN, STEP_CLASSES, STEP_TERMS
+from fleetkeeper_contract import batch_metrics
 
 SERVICE_LABEL: Final = "inference_service"
 BY: Final = "namespace, pod"
@@ -37,7 +38,7 @@ _SELECTOR: Final = re.compile(
 class Query:
     """One query. `build` takes further matchers, each with a leading comma.
 
-    Without the result of a `required` query there is no sample: zeros instead of counters would look
+    `namespace_label`: the label with the namespace of the service. Without the result of a `required` query there is no sample: zeros instead of counters would look
     like a restart.
     """
 
@@ -45,12 +46,13 @@ class Query:
     build: Callable[[str], str]
     selector: str = ""
     required: bool = True
+    namespace_label: str = "namespace"
 
     def text(self, namespaces: Sequence[str] = ()) -> str:
         """Return the PromQL for these namespaces; without namespaces, for all."""
         scope = f", {self.selector}" if self.selector else ""
         if namespaces:
-            scope += f', namespace=~"{label_value("|".join(namespaces))}"'
+            scope += f', {self.namespace_label}=~"{label_value("|".join(namespaces))}"'
         return self.build(scope)
 
 
@@ -117,18 +119,38 @@ def _disputed(edges: str) -> Callable[[str], str]:
     return build
 
 
+def _backlog(scope: str) -> str:
+    """Return the query for the backlogs of all services, and the times of their scrapes."""
+    inside, names = scope.removeprefix(", "), "|".join(BACKLOG_SERIES)
+    by = f"{batch_metrics.NAMESPACE_LABEL}, {batch_metrics.SERVICE_LABEL}"
+    times = f"max by ({by}) (timestamp({batch_metrics.BACKLOG_TOKENS}{{{inside}}}))"
+    return (
+        f'max by (__name__, {by}) ({{__name__=~"{names}"{scope}}}) '
+        f'or label_replace({times}, "{BACKLOG_TIME}", "1", "", "")'
+    )
+
+
+BACKLOG_SERIES: Final = (
+    batch_metrics.BACKLOG_TOKENS,
+    batch_metrics.DEADLINE,
+    batch_metrics.REQUIRED_RATE,
+)
+BACKLOG_TIME: Final = "scraped"
+"""Label of the rows whose value is the time of a scrape."""
+BACKLOG: Final = "backlog"
 TIMES: Final = "times"
 DISPUTED: Final = "disputed"
 
 
 def queries_for(
-    edges: Iterable[Edges], *, step_class: str = "", selector: str = ""
+    edges: Iterable[Edges], *, step_class: str = "", selector: str = "", batch_selector: str = ""
 ) -> tuple[Query, ...]:
     """Return the queries of one tick, required ones first.
 
     They use `max by`, not `sum by`, so that no value counts twice if two jobs scrape a pod. Such a
     pod is in the result of DISPUTED. `step_class`: the step class whose sums for the step-time model
-    are queried, if any. `selector`: from `parse_selector`.
+    are queried, if any. `selector`, `batch_selector`: from `parse_selector`; without the second one, no
+    backlog is queried.
     """
     listed = list(edges)
     waits = bucket_matcher({edge.queue_wait_s for edge in listed})
@@ -169,7 +191,15 @@ def queries_for(
         optional.append(
             ("step model", _named(f"step_model_({terms})_total", "step_class", of_class))
         )
+    backlog = Query(
+        BACKLOG,
+        _backlog,
+        batch_selector,
+        required=False,
+        namespace_label=batch_metrics.NAMESPACE_LABEL,
+    )
     return (
         *(Query(name, build, selector) for name, build in required),
         *(Query(name, build, selector, required=False) for name, build in optional),
+        *((backlog,) if batch_selector else ()),
     )

@@ -29,11 +29,18 @@ class Estimate:
 
 
 def updated_estimate(
-    before: Estimate, inputs: ControlInputs, signals: Signals, limits: Limits | None, now: float
+    before: Estimate,
+    inputs: ControlInputs,
+    signals: Signals,
+    limits: Limits | None,
+    now: float,
+    *,
+    planned: Signals | None = None,
 ) -> Estimate:
     """Return the estimate after one tick. The model and its targets change once per window.
 
-    `limits`: those in force (None: never set). Without traffic the targets stay.
+    `limits`: those in force (None: never set). `planned`: the signals whose arrivals are the demand
+    (None: these). Without traffic the targets stay.
     """
     model, targets, demand = before.model, before.targets, before.demand
     if signals.window is not None:
@@ -41,7 +48,7 @@ def updated_estimate(
         found = decide_targets(model, signals, inputs.settings)
         targets = targets if found is None and signals.served_per_s == 0 else found
     if signals.grade is Grade.FRESH and signals.coverage >= 1.0:
-        demand = smoothed(demand, signals.arrivals_per_s)
+        demand = smoothed(demand, (planned or signals).arrivals_per_s)
     cold_start = measured_cold_start(before.cold_start, inputs.pods)
     supply = supply_of(inputs.pods, cold_start.seconds, now)
     capacity = float(limits.sequences) if limits is not None else 0.0

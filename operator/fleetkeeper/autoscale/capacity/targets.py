@@ -105,6 +105,15 @@ class Targets:
         sequences = min(self.capacity, self.prompt_capacity)
         return sequences / self.service_s(sequences)
 
+    @property
+    def batch_tokens_per_s(self) -> float:
+        """The tokens/s, prompt and generated, of a replica at its limits within the batch time objective.
+
+        How long prompts wait for one another does not count: tier batch may wait.
+        """
+        sequences = max(1.0, min(self.capacity, float(self.sequences)))
+        return (self.shape.prompt + self.shape.generated) * sequences / self.service_s(sequences)
+
     def service_s(self, sequences: float) -> float:
         """Return the time of a request in a batch of so many sequences, seconds."""
         return self.shape.generated * mean_step_s(self.time, sequences, self.shape)

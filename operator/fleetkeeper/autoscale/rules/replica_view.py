@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.capacity.staffing import needed_replicas
 from fleetkeeper.autoscale.capacity.supply import Supply, hung_in_supply
-from fleetkeeper.autoscale.constants import DEMAND_TICKS
+from fleetkeeper.autoscale.constants import DEMAND_TICKS, STANDARD_AFTER_BATCH_S
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory
+from fleetkeeper.autoscale.rules.deadline import DeadlineNeed, deadline_need
 from fleetkeeper.autoscale.rules.fleet_limits import batch_view
 from fleetkeeper.autoscale.rules.objectives import (
     is_slow,
@@ -28,7 +29,7 @@ from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """Inputs of the replica rules.
+    """Inputs of the replica rules. While a backlog is known, tier batch is in none of them but `deadline`.
 
     `needed_up` counts pods that do not report as idle, `needed_down` counts them as full; None: not known.
     `capacity`: sequences that a replica can run within the objectives. `batch_at_limit`: batch limits
@@ -36,7 +37,8 @@ class ReplicaView:
     `sheds_batch`: batch requests are refused, which hides how long the queue would be.
     `demand`: batch limits are at their floor and batch time is still too long.
     `raise_first`: batch limits were just raised, which may be enough. `floor`: the number below which the
-    control breaker allows no scale-down. `hung`: hung pods that the supply counts.
+    control breaker allows no scale-down. `hung`: hung pods that the supply counts. `deadline`: what the
+    backlog requires (None: nothing is known). `adds_for_deadline`: whether replicas may be added for it.
     """
 
     inputs: ControlInputs
@@ -55,6 +57,8 @@ class ReplicaView:
     breakers_closed: bool = True
     floor: int = 0
     hung: int = 0
+    deadline: DeadlineNeed | None = None
+    adds_for_deadline: bool = True
 
     @property
     def settings(self) -> ControlSettings:
@@ -70,8 +74,10 @@ class ReplicaView:
 def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaView:
     """Return the inputs of the replica rules."""
     inputs, settings = state.inputs, state.settings
-    signals, estimate = state.signals, state.estimate
-    needed_up, needed_down = _needed(state)
+    signals, estimate = state.planned, state.estimate
+    carried_per_s = _carried_per_s(state)
+    waits_count = signals.known and not _batch_yields_first(state, now)
+    needed_up, needed_down = _needed(state, signals, carried_per_s)
     hung = 0
     if signals.hung_pods:
         cold_start_s = estimate.cold_start.seconds
@@ -84,25 +90,39 @@ def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaVi
         needed_down=needed_down,
         capacity=estimate.capacity,
         model_trusted=estimate.targets is not None and estimate.demand.seen >= DEMAND_TICKS,
-        wait_broken=signals.known and wait_is_broken(signals, settings),
-        wait_lasts=signals.known and wait_lasts(signals, settings),
-        sheds_batch=signals.known and _sheds_batch(state),
+        wait_broken=waits_count and wait_is_broken(signals, settings),
+        wait_lasts=waits_count and wait_lasts(signals, settings),
+        sheds_batch=signals.known and _sheds_batch(state, signals),
         batch_at_limit=not step_up_possible(batch_view(state, now), memory),
         demand=_at_floor_and_slow(state, memory),
         raise_first=memory.replicas_wait_ticks > 0,
         breakers_closed=state.breakers_closed,
         floor=_fallback_floor(state),
         hung=hung,
+        deadline=deadline_need(state, carried_per_s),
+        adds_for_deadline=not state.keeps_safe_limits,
     )
 
 
-def _sheds_batch(state: TickState) -> bool:
+def _sheds_batch(state: TickState, signals: Signals) -> bool:
     """Return whether batch requests arrive, and the load breaker does not admit them all.
 
     Standard requests are refused only at a wait so long that it needs no such sign.
     """
     is_open = not state.breakers.load.batch.is_closed
-    return state.settings.gates and is_open and state.signals.rates.arrivals_batch > 0
+    return state.settings.gates and is_open and signals.rates.arrivals_batch > 0
+
+
+def _batch_yields_first(state: TickState, now: float) -> bool:
+    """Return whether requests may wait for those of a backlog, which has not been shed for long enough.
+
+    As before requests of tier standard are shed: to shed batch may be enough.
+    """
+    batch, rates = state.breakers.load.batch, state.signals.rates
+    comes = rates.arrivals_batch + rates.wait_count_batch > 0
+    if state.backlog is None or not state.settings.gates or not comes:
+        return False
+    return batch.state is not BreakerState.OPEN or now - batch.since < STANDARD_AFTER_BATCH_S
 
 
 def _at_floor_and_slow(state: TickState, memory: BatchMemory) -> bool:
@@ -110,6 +130,8 @@ def _at_floor_and_slow(state: TickState, memory: BatchMemory) -> bool:
     limits, settings, signals = memory.limits, state.settings, state.signals
     if limits is None or not signals.known:
         return False
+    if state.backlog is not None and state.planned.idle:
+        return False  # Nobody waits for the tokens of a backlog that is alone.
     at_floor = limits.sequences <= settings.min_sequences and limits.tokens <= settings.min_tokens
     return at_floor and is_slow(judged_since(signals.windows, memory.changed), settings)
 
@@ -138,12 +160,10 @@ def _carried_per_s(state: TickState) -> float:
     return estimate.capacity / measured_s if measured_s else 0.0
 
 
-def _needed(state: TickState) -> tuple[int | None, int | None]:
+def _needed(state: TickState, signals: Signals, carried: float) -> tuple[int | None, int | None]:
     """Return the replicas needed, counting pods that do not report as idle (up) and as full (down)."""
-    signals = state.signals
     if not signals.known or state.estimate.capacity <= 0:
         return None, None
-    carried = _carried_per_s(state)
     arrivals_per_s = state.estimate.demand.per_s
     silent = max(0, signals.ready_pods - signals.reporting_pods)
     up = needed_replicas(arrivals_per_s, carried)

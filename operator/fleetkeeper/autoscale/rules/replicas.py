@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 from fleetkeeper.autoscale.constants import RECOMMENDATION_SLOTS, UP_SPAN_S, UP_STEP
+from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
 from fleetkeeper.autoscale.rules.replica_view import ReplicaView
 from fleetkeeper.autoscale.rules.scale_down import (
     ReplicasMemory,
@@ -90,8 +91,21 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
     return 0, "", ""
 
 
-def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] | None:
+def _wanted_in_time(view: ReplicaView) -> tuple[int, str, str]:
+    """Return what the signals require, or what the deadline of a backlog requires if that is more."""
     wanted, reason, detail = _wanted_up(view)
+    need, most = view.deadline, view.settings.max_replicas
+    if need is None or not view.adds_for_deadline:
+        return wanted, reason, detail
+    supply = view.supply.ready + view.supply.pending - view.hung
+    in_time = min(need.up, most)
+    if in_time <= max(min(wanted, most), supply):
+        return wanted, reason, detail
+    return need.up, BATCH_DEADLINE, need.detail(most)
+
+
+def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] | None:
+    wanted, reason, detail = _wanted_in_time(view)
     if wanted <= 0 or view.raise_first:
         return None
     overdue = view.supply.overdue
@@ -132,13 +146,15 @@ def decide_replicas(
     # While Prometheus is lost nothing is lowered, and its return does not lower on what was seen then.
     is_believed = view.signals.grade is Grade.FRESH and not view.inputs.prometheus_lost
     known = view.needed_down if is_believed else None
-    recommendation = view.replicas if known is None else max(known, view.floor)
+    in_time = view.deadline.down if view.deadline is not None else 0
+    recommendation = view.replicas if known is None else max(known, view.floor, in_time)
     memory = with_recommendation(memory, recommendation, settings.scale_down_delay_s, now)
     recent_replicas = tuple(seen for seen in memory.recent_replicas if now - seen[0] < UP_SPAN_S)
     memory = replace(memory, recent_replicas=(*recent_replicas, (now, view.replicas)))
     decision = _up(view, memory, now)
     raised_to = decision.value if decision is not None and decision.valid else None
-    memory = with_surge(view, memory, raised_to, now)
+    in_time_only = decision is not None and decision.reason == BATCH_DEADLINE
+    memory = with_surge(view, memory, raised_to, now, in_time_only=in_time_only)
     if decision is not None:
         return decision, replace(memory, raised=now) if decision.valid else memory
     if view.replicas > settings.max_replicas:

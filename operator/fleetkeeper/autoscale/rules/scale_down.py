@@ -123,12 +123,18 @@ def reads_asked_at(
 
 
 def with_surge(
-    view: ReplicaView, memory: ReplicasMemory, raised_to: int | None, now: float
+    view: ReplicaView,
+    memory: ReplicasMemory,
+    raised_to: int | None,
+    now: float,
+    *,
+    in_time_only: bool = False,
 ) -> ReplicasMemory:
     """Return the memory with the replicas that are kept for the next surge.
 
     `raised_to`: a scale-up of this tick. It is kept if the long wait lasts, if requests are shed, or if
     it takes back a recent scale-down. A load that needs the kept replicas again keeps them for longer.
+    `in_time_only`: only the deadline of a backlog required the scale-up, which is no surge.
     """
     kept_s = SURGE_DELAYS * view.settings.scale_down_delay_s
     before = memory.surge
@@ -136,7 +142,8 @@ def with_surge(
     needed = 0
     if raised_to is not None:
         is_reversal = now - memory.lowered < kept_s
-        if view.wait_lasts or not view.breakers_closed or is_reversal:
+        is_surge = (view.wait_lasts or not view.breakers_closed) and not in_time_only
+        if is_surge or is_reversal:
             needed = raised_to
     elif view.wait_lasts:
         needed = view.replicas

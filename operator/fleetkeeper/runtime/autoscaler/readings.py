@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.types import PodView
@@ -31,7 +32,8 @@ class Readings:
 
     `disputed`: services with pods for which Prometheus has several series where one is expected.
     `starts`: direct samples of pods that are not ready, for the stage of their start.
-    `checks`: Prometheus' samples of the other services can be checked against the pods.
+    `checks`: Prometheus' samples of the other services can be checked against the pods. `backlogs`: what
+    the batch process has for services.
     """
 
     samples: Mapping[Key, tuple[PodSample, ...]]
@@ -39,6 +41,7 @@ class Readings:
     disputed: frozenset[Key] = frozenset()
     checks: bool = False
     starts: Mapping[Key, tuple[PodSample, ...]] = field(default_factory=dict)
+    backlogs: Mapping[Key, Backlog] = field(default_factory=dict)
 
     def checks_directly(self, key: Key) -> bool:
         """Return whether a service's samples are from Prometheus and its pods can confirm them."""

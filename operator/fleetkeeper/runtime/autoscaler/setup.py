@@ -130,6 +130,7 @@ def _prometheus(settings: Settings, clock: SystemClock) -> Prometheus | None:
         PrometheusSettings(
             url,
             selector=settings.prometheus_selector,
+            batch_selector=settings.prometheus_batch_selector,
             ca_file=settings.prometheus_ca_file,
             token_file=settings.prometheus_token_file,
             deadline_s=DEADLINE_S,

@@ -109,6 +109,7 @@ class MeasuredSource:
             lost,
             disputed,
             checks=self._engines is not None,
+            backlogs={Key(*service): found for service, found in reading.backlogs.items()},
         )
 
     def _is_known_to_need(self, target: Target) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleetkeeper.adapters.prometheus import PrometheusError, PrometheusReading
+from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.signals.series_map import edges_of
@@ -40,6 +41,7 @@ class Doubles:
     doubted: list[frozenset[str]] = field(default_factory=list)
     step_classes: list[str] = field(default_factory=list)
     clock: float = 0.0
+    backlogs: Mapping[tuple[str, str], Backlog] = field(default_factory=dict)
 
     async def observe_samples(
         self, pods: Mapping[tuple[str, str], Edges], now: float, *, step_class: str
@@ -53,6 +55,7 @@ class Doubles:
         return PrometheusReading(
             {pod: sample(now, pod[1]) for pod in pods if pod[1] in known},
             frozenset(pod for pod in pods if pod[1] in {f"{name}-0" for name in self.disputed}),
+            backlogs=self.backlogs,
         )
 
     async def scrape_samples(
@@ -91,6 +94,16 @@ async def test_services_that_prometheus_knows_are_not_called() -> None:
     assert doubles.called == [["code-0"]]
     assert readings.lost == {Key("team-a", "code")}
     assert set(readings.samples) == {Key("team-a", "chat"), Key("team-a", "code")}
+
+
+async def test_backlogs_of_services_are_handed_on_and_end_with_prometheus() -> None:
+    """Also of a service whose pods Prometheus has lost."""
+    waits = Backlog(5e6, NOW + 60, 9.0, NOW)
+    doubles = Doubles(known=("chat",), backlogs={("team-a", "code"): waits})
+    targets = [target("chat"), target("code")]
+    assert (await doubles.source().observe(targets, NOW)).backlogs == {Key("team-a", "code"): waits}
+    doubles.down = True
+    assert (await doubles.source().observe(targets, NOW)).backlogs == {}
 
 
 async def test_pods_that_start_are_read_directly_and_delay_no_other() -> None:

@@ -1,0 +1,48 @@
+"""The backlog of the batch process: tokens of a service that may wait, and the rate that is in time.
+
+It is advisory. One that is missing, old or impossible changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fleetkeeper.autoscale.constants import AGEING_S, FUTURE_S, MAX_COUNTER, MAX_DEADLINE
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What the batch process exported of a service at `time` (seconds).
+
+    `tokens`: prompt and answer, of all lines without a result. `deadline`: the earliest one, seconds.
+    `tokens_per_s`: the least rate that meets every deadline; infinite once one has passed.
+    """
+
+    tokens: float
+    deadline: float
+    tokens_per_s: float
+    time: float
+
+    @property
+    def is_possible(self) -> bool:
+        """Return whether every value is possible; no comparison with NaN holds."""
+        return (
+            0.0 <= self.tokens <= MAX_COUNTER
+            and 0.0 < self.deadline <= MAX_DEADLINE
+            and self.tokens_per_s >= 0.0
+            and math.isfinite(self.time)
+        )
+
+
+def known_backlog(reading: Backlog | None, before: Backlog | None, now: float) -> Backlog | None:
+    """Return the newest possible backlog; None if it is older than a minute.
+
+    `before`: the one of the last tick. It outlives its series, because the rates of the engines are
+    means of 30 s, and contain the requests of a backlog that has just ended.
+    """
+    newest = before
+    if reading is not None and reading.is_possible and reading.time <= now + FUTURE_S:
+        is_newer = before is None or reading.time >= before.time
+        newest = reading if is_newer else before
+    return newest if newest is not None and now - newest.time <= AGEING_S else None
