@@ -1,4 +1,4 @@
-"""Metrics of the batch process. No label holds a key or a text of a client except the model's name."""
+"""Metrics of the batch process. No label holds a key or a text of a client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import REGISTRY, Counter, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -116,43 +116,12 @@ def required_rate(due: Iterable[Due], now: float) -> float:
     return rate
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """Lines of one model in this process."""
-
-    running: int
-    limit: float
-
-
-class Concurrency(Collector):
-    """Lines of this process by model."""
-
-    def __init__(self) -> None:
-        self._models: Mapping[str, Running] = {}
-
-    def show(self, models: Mapping[str, Running]) -> None:
-        """Export these models, and no others."""
-        self._models = dict(models)
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the series."""
-        running = GaugeMetricFamily(
-            "fleetkeeper_gateway_batch_running_lines",
-            "Lines that are being answered.",
-            labels=("model",),
-        )
-        limit = GaugeMetricFamily(
-            "fleetkeeper_gateway_batch_concurrency",
-            "Most lines that may be answered at the same time now: it follows 429 and 503.",
-            labels=("model",),
-        )
-        for model, found in self._models.items():
-            running.add_metric((model,), found.running)
-            limit.add_metric((model,), math.floor(found.limit))
-        yield from (running, limit)
-
-
+RUNNING: Final = Gauge(
+    "fleetkeeper_gateway_batch_running_lines", "Lines of this process that are being answered."
+)
+CONCURRENCY: Final = Gauge(
+    "fleetkeeper_gateway_batch_concurrency",
+    "Most lines that this process may send at the same time now, over all models: it follows 429 and 503.",
+)
 BACKLOG: Final = Backlog()
-CONCURRENCY: Final = Concurrency()
-for _collector in (BACKLOG, CONCURRENCY):
-    REGISTRY.register(_collector)
+REGISTRY.register(BACKLOG)

@@ -132,9 +132,10 @@ class Call:
             ClientGone: if the client hung up before the end.
             Refusal: if the body is too large or too slow.
         """
-        body = Body(BodyBudget(max_bytes), max_bytes, self.parts.client_timeout_s)
+        # A budget for this body alone: a key holds at most half of one.
+        body = Body(BodyBudget(2 * max_bytes), max_bytes, self.parts.client_timeout_s)
         try:
-            await body.read(self._receive, self.headers.content_length)
+            await body.read(self._receive, self.headers.content_length, self.key_id)
         finally:
             self._more = body.more
         return body.data

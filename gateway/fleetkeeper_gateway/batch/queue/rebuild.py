@@ -109,7 +109,7 @@ class Rebuild:
         await self._built(FINISH, start)
 
     async def _beat(self) -> None:
-        """Show the other processes that the work goes on."""
+        """Show the other processes that the work continues."""
         while True:
             await asyncio.sleep(self._timing.check_s)
             await self._built(RESTORE)

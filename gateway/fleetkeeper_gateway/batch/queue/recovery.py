@@ -59,7 +59,7 @@ class Recovery:
         """Return the epoch to work in. Make one, or wait until another process has made it.
 
         Raises:
-            Unfit: another process goes on with the work.
+            Unfit: another process continues the work.
             StorageError: the store does not answer.
         """
         while True:

@@ -1,4 +1,4 @@
-"""Checks of input files. A file is read in a process of its own, so that the event loop goes on."""
+"""Checks of input files. A file is read in a process of its own, so that the event loop is not blocked."""
 
 from fleetkeeper_gateway.batch.validation.validator import Validator
 

@@ -14,7 +14,7 @@ from fleetkeeper_gateway.batch.validation.lines import read_lines
 
 _READ_BYTES = 1 << 20
 _ADDRESS_SPACE_BYTES: Final = 1 << 30
-"""A line of 16 MiB takes at most 300 MB. Without a bound, a mistake of ours could end the whole pod."""
+"""A line of 16 MiB takes at most 300 MB. Without a bound, a mistake of the validator could end the whole pod."""
 _NICE = 5
 """Requests go before the validation of a file."""
 

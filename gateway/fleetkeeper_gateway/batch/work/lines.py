@@ -13,7 +13,7 @@ from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered
 from fleetkeeper_gateway.batch.model import BatchRecord, Status
 
 KEY_LIMIT: Final = "rate_limit_exceeded"
-"""Code of the gateway's 429 when a limit of the key is reached: other keys may go on."""
+"""Code of the gateway's 429 when a limit of the key is reached: requests of other keys may pass."""
 _MOST_WORDS: Final = 500
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -232,9 +233,6 @@ class Worker:
         await self._recorder.close(_RECORD_S)
 
     def _show(self) -> None:
-        metrics.CONCURRENCY.show(
-            {
-                model[:128]: metrics.Running(pace.running, pace.limit)
-                for model, pace in self.paces.all().items()
-            }
-        )
+        paces = self.paces.all().values()
+        metrics.RUNNING.set(sum(pace.running for pace in paces))
+        metrics.CONCURRENCY.set(sum(math.floor(pace.limit) for pace in paces))
