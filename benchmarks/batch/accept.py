@@ -32,7 +32,7 @@ from results_page import markdown_table, measured_on  # noqa: E402 -- on the pat
 from fleetkeeper_gateway.batch.model import MAX_FILE_BYTES, MAX_LINES, BatchRecord  # noqa: E402
 from fleetkeeper_gateway.batch.settings import BatchSettings  # noqa: E402
 from fleetkeeper_gateway.batch.storage import create_storage  # noqa: E402
-from fleetkeeper_gateway.batch.validation import Validator  # noqa: E402
+from fleetkeeper_gateway.batch.validation.validator import Validator  # noqa: E402
 from fleetkeeper_gateway.limits import estimate_tokens  # noqa: E402
 from tests.support.batch_api import ApiWorld  # noqa: E402
 

@@ -17,7 +17,7 @@ from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue, create_queue
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage
-from fleetkeeper_gateway.batch.validation import Validator
+from fleetkeeper_gateway.batch.validation.validator import Validator
 from fleetkeeper_gateway.batch.work.backlog import BacklogReport
 from fleetkeeper_gateway.batch.work.clock import Clock
 from fleetkeeper_gateway.batch.work.finalize import Finalizer

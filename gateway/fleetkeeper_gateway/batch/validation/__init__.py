@@ -1,5 +1,7 @@
-"""Checks of input files. A file is read in a process of its own, so that the event loop is not blocked."""
+"""Checks of input files. A file is read in a process of its own, so that the event loop is not blocked.
 
-from fleetkeeper_gateway.batch.validation.validator import Validator
+    validator   starts the process, for the batch process
+    worker      the process
 
-__all__ = ["Validator"]
+Nothing is imported here: the process starts for each file, and needs a fifth of what `validator` does.
+"""

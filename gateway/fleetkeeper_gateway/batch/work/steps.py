@@ -53,6 +53,8 @@ class Known:
     """cancelled or expired, once no more lines are taken."""
     is_checked: bool = False
     """Whether it is known that it had not ended when we began to lead."""
+    is_over: bool = False
+    """Whether it ended and its objects are gone. A list that was read before may still name it."""
     next_look: float = 0.0
     task: asyncio.Task[None] | None = None
     """A validation or finalization."""
@@ -107,11 +109,11 @@ class Steps:
     async def look(self, known: Known) -> None:
         """Do what comes next for a batch."""
         record = known.record
-        if known.task is not None:
+        if known.task is not None or known.is_over:
             return
         if not known.is_checked:
             if await self._batches.final(record) is not None:
-                await self._forget(record)
+                await self._forget(known)
                 return
             known.is_checked = True
         ends = await self._ends(known)
@@ -176,11 +178,14 @@ class Steps:
             completed=counts.completed,
             failed=counts.failed,
         )
-        await self._forget(known.record)
+        # If what follows fails, the next look goes on from here.
+        known.is_checked = False
+        await self._forget(known)
 
-    async def _forget(self, record: BatchRecord) -> None:
-        await self._batches.forget_active(record)
-        await self._queue.remove(record)
+    async def _forget(self, known: Known) -> None:
+        await self._batches.forget_active(known.record)
+        await self._queue.remove(known.record)
+        known.is_over = True
 
     # -- tasks ------------------------------------------------------------------------------------
 

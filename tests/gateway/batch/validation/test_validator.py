@@ -17,8 +17,7 @@ import pytest
 
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord, LineRef
-from fleetkeeper_gateway.batch.validation import Validator
-from fleetkeeper_gateway.batch.validation.validator import ATTEMPTS
+from fleetkeeper_gateway.batch.validation.validator import ATTEMPTS, Validator
 from fleetkeeper_gateway.limits import estimate_tokens
 from tests.support.batch_api import CHAT, GUARD_S, jsonl, line, until
 from tests.support.batch_memory import MemoryFiles, MemoryObjects

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,6 +283,25 @@ async def test_a_batch_that_ended_without_being_forgotten_is_forgotten(
         assert world.validations == []
 
 
+async def test_a_list_that_is_old_brings_no_batch_to_life(
+    storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leading(storage, queue) as world:
+        record = await world.create(2)
+        await world.queued(record)
+
+        async def old() -> list[BatchRecord]:
+            return [record]
+
+        monkeypatch.setattr(world.lifecycle, "_batches", SimpleNamespace(active=old))
+        await world.complete(record)
+        await until("it is over", lambda: record.id not in queue.batches)
+        calls, rounds = len(world.batches.calls), len(world.looked)
+        await until("it was listed again", lambda: len(world.looked) > rounds + 5)
+        assert len(world.batches.calls) == calls
+        assert queue.batches == {}
+
+
 async def test_results_that_the_store_lost_are_computed_again(
     storage: Storage, queue: MemoryQueue
 ) -> None:
@@ -299,7 +319,17 @@ async def test_results_that_the_store_lost_are_computed_again(
 
 
 @pytest.mark.parametrize(
-    "call", ["active", "validated", "put_validated", "lines", "cancelled_at", "put_final", "final"]
+    "call",
+    [
+        "active",
+        "validated",
+        "put_validated",
+        "lines",
+        "cancelled_at",
+        "put_final",
+        "final",
+        "forget_active",
+    ],
 )
 async def test_a_store_that_fails_for_a_while_loses_nothing(
     storage: Storage, queue: MemoryQueue, call: str
