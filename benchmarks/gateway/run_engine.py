@@ -1,6 +1,6 @@
 """The gateway before a real vLLM on CPU with the tiny model, beside direct requests.
 
-    python benchmarks/gateway/run_engine.py                 # a quarter of an hour; writes RESULTS.md
+    python benchmarks/gateway/run_engine.py                 # six minutes; writes RESULTS.md
     python benchmarks/gateway/run_engine.py --quick         # two minutes, to see that it runs
     python benchmarks/gateway/run_engine.py --lock FILE     # holds a lock, on shared machines
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, help="file to lock while it measures")
     parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
     args = parser.parse_args()
-    blocks, seconds = (2, 5.0) if args.quick else (9, 30.0)
+    blocks, seconds = (2, 5.0) if args.quick else (5, 20.0)
     with (
         _locked(args.lock),
         tempfile.TemporaryDirectory(prefix="fleetkeeper-benchmark-") as folder,

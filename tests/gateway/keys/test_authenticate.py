@@ -159,7 +159,7 @@ async def test_a_key_is_found_by_its_id_while_it_is_in_force() -> None:
         assert named_refusal(keys, "chat", end) == ("expired_api_key", "chat")
         assert named_refusal(keys, "other", NOW) == ("invalid_api_key", "other")
         await server.remove("chat")
-        await until("the key ends", lambda: not keys.in_force("chat", NOW))
+        await until("the key ends", lambda: not keys.in_force("chat", end - 0.1))
         assert named_refusal(keys, "chat", end - 0.1) == ("invalid_api_key", "chat")
 
 
