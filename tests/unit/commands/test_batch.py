@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fleetkeeper import cli
-from fleetkeeper.commands.batch import input_file
+from fleetkeeper.commands.batch import input_file, results
 from fleetkeeper.commands.batch.input_file import check_file
 from fleetkeeper.commands.batch.progress import Counts, Pace, duration, in_words
 from fleetkeeper.commands.exit_codes import ExitCode
@@ -324,6 +324,25 @@ def test_another_file_is_not_overwritten(server: BatchServer, tmp_path: Path) ->
     assert done.exit_code == ExitCode.FAILED
     assert "exists with 4 bytes" in done.stderr
     assert path.read_text() == "mine"
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(
+    server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.ended("batch_a", b'{"a": 1}\n')
+    path = tmp_path / "batch_a_output.jsonl"
+    umask = results._umask
+
+    def late() -> int:
+        path.write_text("mine")
+        return umask()
+
+    monkeypatch.setattr(results, "_umask", late)
+    done = run(server, "fetch", "batch_a", "-o", str(tmp_path))
+    assert done.exit_code == ExitCode.FAILED, done.output
+    assert "exists with 4 bytes" in done.stderr
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_directory_that_cannot_be_written_is_named(server: BatchServer, tmp_path: Path) -> None:
