@@ -326,6 +326,14 @@ def test_another_file_is_not_overwritten(server: BatchServer, tmp_path: Path) ->
     assert path.read_text() == "mine"
 
 
+def test_a_server_does_not_choose_the_path(server: BatchServer, tmp_path: Path) -> None:
+    server.ended("batch_a", b'{"a": 1}\n')["id"] = "../batch_b"
+    out = tmp_path / "results"
+    done = run(server, "fetch", "batch_a", "-o", str(out))
+    assert done.exit_code == ExitCode.FAILED, done.output
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
 def test_a_file_that_appears_meanwhile_is_not_overwritten(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +436,19 @@ def test_the_key_follows_no_redirection(server: BatchServer) -> None:
     done = run(server, "status")
     assert done.exit_code == ExitCode.FAILED
     assert "redirects to http://127.0.0.1:9/v1/batches" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("status",), ("status", "batch_a"), ("cancel", "batch_a"), ("fetch", "batch_a")]
+)
+@pytest.mark.parametrize("told", [{}, {"id": "batch_a", "status": None}, {"data": [{"id": 1}]}])
+def test_an_answer_of_another_api_is_told(
+    server: BatchServer, words: tuple[str, ...], told: dict[str, Any]
+) -> None:
+    server.refusals = [(200, told, {})]
+    done = run(server, *words)
+    assert done.exit_code == ExitCode.FAILED, done.output
+    assert "check --url (or FLEETKEEPER_URL)" in done.stderr
 
 
 def test_a_page_that_is_no_api_is_told(server: BatchServer) -> None:
