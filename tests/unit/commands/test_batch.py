@@ -120,6 +120,14 @@ def test_a_file_that_is_of_no_use_is_deleted_again(server: BatchServer, tmp_path
     assert server.files == {}
 
 
+def test_a_quota_is_not_waited_for(server: BatchServer, tmp_path: Path) -> None:
+    refusal = {"error": {"message": "Your key has 3 files, and may have 3. Delete some."}}
+    server.refusals = [(429, refusal, {"x-should-retry": "false"})]
+    done = run(server, "submit", str(written(tmp_path, line("a"))))
+    assert done.exit_code == ExitCode.FAILED
+    assert done.stderr.endswith(": 429 Your key has 3 files, and may have 3. Delete some.\n")
+
+
 def test_a_creation_without_an_answer_is_told_with_its_file(
     server: BatchServer, tmp_path: Path
 ) -> None:

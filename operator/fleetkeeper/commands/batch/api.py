@@ -218,7 +218,11 @@ def _refused(what: str, status: int, headers: Mapping[str, str], content: bytes)
     message = _message_of(content) or responses.get(status, "")
     wait = headers.get("Retry-After", "")
     todo = TODO.get(status, "")
-    if status in TRANSIENT and wait:
+    # A quota, for example: the message says what to do, and waiting does not help.
+    is_transient = status in TRANSIENT and headers.get("x-should-retry") != "false"
+    if status in TRANSIENT and not is_transient:
+        todo = ""
+    elif is_transient and wait:
         todo = f"try again in {wait} s"
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
         todo = f"the server redirects to {headers.get('Location', 'nowhere')}; {CHECK_URL}"
@@ -226,7 +230,7 @@ def _refused(what: str, status: int, headers: Mapping[str, str], content: bytes)
     return ApiError(
         f"{text.rstrip('.')}; {todo}" if todo else text,
         status=status,
-        transient=status in TRANSIENT,
+        transient=is_transient,
     )
 
 
