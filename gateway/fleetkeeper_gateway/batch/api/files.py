@@ -65,7 +65,8 @@ class FileCalls:
     async def delete(self, call: Call) -> object:
         """Delete a file that no active batch reads."""
         parts = self._parts
-        async with self._per_key.turns(call.key_id).change:
+        turns = self._per_key.turns(call.key_id)
+        async with turns.change:
             record = await self._found(call)
             for batch in await parts.batches.active():
                 if batch.key_id == call.key_id and batch.input_file == record.id:

@@ -33,7 +33,10 @@ class PerKey:
         self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()
 
     def turns(self, key_id: str) -> Turns:
-        """Return the turns of a key. They are the same while somebody holds them."""
+        """Return the turns of a key. They are the same while somebody holds them.
+
+        A lock alone does not hold them: keep what this returns until the lock is given back.
+        """
         turns = self._turns.get(key_id)
         if turns is None:
             turns = self._turns[key_id] = Turns()
