@@ -18,6 +18,7 @@ from fleetkeeper.commands.batch.input_file import check_file
 from fleetkeeper.commands.batch.progress import Counts, Pace, duration, in_words
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper_gateway.batch import model
+from fleetkeeper_gateway.batch.validation.validator import MAX_LINE_BYTES
 from fleetkeeper_local.common.paths import REPOSITORY
 from tests.support.batch_api_server import KEY, BatchServer, batch_server
 
@@ -146,6 +147,9 @@ def test_a_creation_without_an_answer_is_told_with_its_file(
 BAD = {
     b"\xff\xfe\n": "is not UTF-8 at byte 0",
     b"{]\n": "is not JSON",
+    b"\x0c\n": "is not JSON",
+    line("\ud800"): "half of a surrogate pair",
+    line("b", body={"model": "\ud800"}): "half of a surrogate pair",
     b"[1]\n": "is not a JSON object",
     line(""): "custom_id must be a text",
     line("x" * 513): "1 to 512 characters",
@@ -203,6 +207,10 @@ def test_the_bounds_are_those_of_the_server(
     assert (input_file.MAX_LINES, input_file.MAX_BYTES) == (model.MAX_LINES, model.MAX_FILE_BYTES)
     path = written(tmp_path, line("a"), line("b"), line("c"))
     assert check_file(path, ENDPOINT).mistakes == []
+    assert input_file.MAX_LINE_BYTES == MAX_LINE_BYTES
+    monkeypatch.setattr(input_file, "MAX_LINE_BYTES", len(line("a")) - 2)
+    assert "has more than" in check_file(path, ENDPOINT).mistakes[0]
+    monkeypatch.setattr(input_file, "MAX_LINE_BYTES", len(line("a")) - 1)
     monkeypatch.setattr(input_file, "MAX_LINES", 2)
     assert "3 lines; a file has at most 2" in check_file(path, ENDPOINT).mistakes[0]
     monkeypatch.setattr(input_file, "MAX_BYTES", 10)
