@@ -7,6 +7,7 @@ import functools
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -76,9 +77,9 @@ async def create_parts(settings: AllSettings) -> AsyncIterator[BatchParts]:
         CannotStart: if the settings do not fit, or the API server's address cannot be found.
     """
     batch = settings.batch
-    if not batch.batch_upstream.startswith(("http://", "https://")):
+    if not _is_base_url(batch.batch_upstream):
         raise CannotStart(
-            "set FLEETKEEPER_GATEWAY_BATCH_UPSTREAM to the URL that answers lines, such as http://fleetkeeper-gateway:8080"
+            "set FLEETKEEPER_GATEWAY_BATCH_UPSTREAM to the URL that answers lines, without /v1, such as http://fleetkeeper-gateway:8080"
         )
     audit = create_audit_log()
     keys, services = _cluster_parts(settings, audit)
@@ -135,6 +136,16 @@ async def create_parts(settings: AllSettings) -> AsyncIterator[BatchParts]:
     finally:
         await sender.close()
         storage.close()
+
+
+def _is_base_url(text: str) -> bool:
+    """Return whether lines can be sent to a URL, which is followed by paths that begin with /v1."""
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return False
+    has_version = url.path.rstrip("/").endswith("/v1")
+    return url.scheme in {"http", "https"} and bool(url.hostname) and not has_version
 
 
 def _cluster_parts(

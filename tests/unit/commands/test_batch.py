@@ -13,11 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fleetkeeper import cli
-from fleetkeeper.commands.batch import input_file
+from fleetkeeper.commands.batch import input_file, results
 from fleetkeeper.commands.batch.input_file import check_file
 from fleetkeeper.commands.batch.progress import Counts, Pace, duration, in_words
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper_gateway.batch import model
+from fleetkeeper_gateway.batch.validation.validator import MAX_LINE_BYTES
 from fleetkeeper_local.common.paths import REPOSITORY
 from tests.support.batch_api_server import KEY, BatchServer, batch_server
 
@@ -120,6 +121,14 @@ def test_a_file_that_is_of_no_use_is_deleted_again(server: BatchServer, tmp_path
     assert server.files == {}
 
 
+def test_a_quota_is_not_waited_for(server: BatchServer, tmp_path: Path) -> None:
+    refusal = {"error": {"message": "Your key has 3 files, and may have 3. Delete some."}}
+    server.refusals = [(429, refusal, {"x-should-retry": "false"})]
+    done = run(server, "submit", str(written(tmp_path, line("a"))))
+    assert done.exit_code == ExitCode.FAILED
+    assert done.stderr.endswith(": 429 Your key has 3 files, and may have 3. Delete some.\n")
+
+
 def test_a_creation_without_an_answer_is_told_with_its_file(
     server: BatchServer, tmp_path: Path
 ) -> None:
@@ -138,6 +147,9 @@ def test_a_creation_without_an_answer_is_told_with_its_file(
 BAD = {
     b"\xff\xfe\n": "is not UTF-8 at byte 0",
     b"{]\n": "is not JSON",
+    b"\x0c\n": "is not JSON",
+    line("\ud800"): "half of a surrogate pair",
+    line("b", body={"model": "\ud800"}): "half of a surrogate pair",
     b"[1]\n": "is not a JSON object",
     line(""): "custom_id must be a text",
     line("x" * 513): "1 to 512 characters",
@@ -195,6 +207,10 @@ def test_the_bounds_are_those_of_the_server(
     assert (input_file.MAX_LINES, input_file.MAX_BYTES) == (model.MAX_LINES, model.MAX_FILE_BYTES)
     path = written(tmp_path, line("a"), line("b"), line("c"))
     assert check_file(path, ENDPOINT).mistakes == []
+    assert input_file.MAX_LINE_BYTES == MAX_LINE_BYTES
+    monkeypatch.setattr(input_file, "MAX_LINE_BYTES", len(line("a")) - 2)
+    assert "has more than" in check_file(path, ENDPOINT).mistakes[0]
+    monkeypatch.setattr(input_file, "MAX_LINE_BYTES", len(line("a")) - 1)
     monkeypatch.setattr(input_file, "MAX_LINES", 2)
     assert "3 lines; a file has at most 2" in check_file(path, ENDPOINT).mistakes[0]
     monkeypatch.setattr(input_file, "MAX_BYTES", 10)
@@ -326,6 +342,33 @@ def test_another_file_is_not_overwritten(server: BatchServer, tmp_path: Path) ->
     assert path.read_text() == "mine"
 
 
+def test_a_server_does_not_choose_the_path(server: BatchServer, tmp_path: Path) -> None:
+    server.ended("batch_a", b'{"a": 1}\n')["id"] = "../batch_b"
+    out = tmp_path / "results"
+    done = run(server, "fetch", "batch_a", "-o", str(out))
+    assert done.exit_code == ExitCode.FAILED, done.output
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(
+    server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.ended("batch_a", b'{"a": 1}\n')
+    path = tmp_path / "batch_a_output.jsonl"
+    umask = results._umask
+
+    def late() -> int:
+        path.write_text("mine")
+        return umask()
+
+    monkeypatch.setattr(results, "_umask", late)
+    done = run(server, "fetch", "batch_a", "-o", str(tmp_path))
+    assert done.exit_code == ExitCode.FAILED, done.output
+    assert "exists with 4 bytes" in done.stderr
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_directory_that_cannot_be_written_is_named(server: BatchServer, tmp_path: Path) -> None:
     server.ended("batch_a", b'{"a": 1}\n')
     (tmp_path / "file").touch()
@@ -409,6 +452,19 @@ def test_the_key_follows_no_redirection(server: BatchServer) -> None:
     done = run(server, "status")
     assert done.exit_code == ExitCode.FAILED
     assert "redirects to http://127.0.0.1:9/v1/batches" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("status",), ("status", "batch_a"), ("cancel", "batch_a"), ("fetch", "batch_a")]
+)
+@pytest.mark.parametrize("told", [{}, {"id": "batch_a", "status": None}, {"data": [{"id": 1}]}])
+def test_an_answer_of_another_api_is_told(
+    server: BatchServer, words: tuple[str, ...], told: dict[str, Any]
+) -> None:
+    server.refusals = [(200, told, {})]
+    done = run(server, *words)
+    assert done.exit_code == ExitCode.FAILED, done.output
+    assert "check --url (or FLEETKEEPER_URL)" in done.stderr
 
 
 def test_a_page_that_is_no_api_is_told(server: BatchServer) -> None:

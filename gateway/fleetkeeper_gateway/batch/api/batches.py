@@ -46,7 +46,8 @@ class BatchCalls:
         """Create a batch. Its input file is validated afterwards."""
         request = parse_batch_request(await call.read_body(_MAX_BODY_BYTES))
         parts = self._parts
-        async with self._per_key.turns(call.key_id).change:
+        turns = self._per_key.turns(call.key_id)
+        async with turns.change:
             await self._check_input(call.key_id, request.input_file)
             await self._check_quota(call.key_id)
             record = _record(call.key_id, request, parts.now)

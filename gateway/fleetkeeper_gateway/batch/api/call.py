@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +42,8 @@ class Stream:
 
     first: bytes
     """The first part, so that an answer begins only if there is something to send."""
-    rest: AsyncIterator[bytes]
+    rest: AsyncGenerator[bytes, None]
+    """It is closed when the answer has ended, however."""
     length: int
     """Bytes of all parts."""
     headers: Headers
@@ -224,6 +225,7 @@ class Call:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             gone.cancel()
+            await stream.rest.aclose()
 
     async def _send_part(self, message: dict[str, object]) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from urllib.parse import quote
 
 from fleetkeeper_gateway.batch.api.call import Call, Stream
@@ -45,8 +46,7 @@ class FileCalls:
     async def content(self, call: Call) -> Stream:
         """Return the bytes of a file."""
         record = await self._found(call)
-        path = self._parts.files.data_path(record.key_id, record.id)
-        parts = self._parts.objects.stream(path)
+        parts = self._bytes(record)
         try:
             first = await anext(parts, b"")
         except ObjectMissing:
@@ -65,7 +65,8 @@ class FileCalls:
     async def delete(self, call: Call) -> object:
         """Delete a file that no active batch reads."""
         parts = self._parts
-        async with self._per_key.turns(call.key_id).change:
+        turns = self._per_key.turns(call.key_id)
+        async with turns.change:
             record = await self._found(call)
             for batch in await parts.batches.active():
                 if batch.key_id == call.key_id and batch.input_file == record.id:
@@ -78,6 +79,14 @@ class FileCalls:
                     )
             await parts.files.delete(call.key_id, record.id)
         return {"id": record.id, "object": "file", "deleted": True}
+
+    async def _bytes(self, record: FileRecord) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of a file, once its key has a turn, which lasts until this is closed."""
+        path = self._parts.files.data_path(record.key_id, record.id)
+        turns = self._per_key.turns(record.key_id)
+        async with turns.downloads:
+            async for part in self._parts.objects.stream(path):
+                yield part
 
     async def _found(self, call: Call) -> FileRecord:
         """Return the file of the path.

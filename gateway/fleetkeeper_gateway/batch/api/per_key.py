@@ -12,6 +12,9 @@ from weakref import WeakValueDictionary
 MAX_UPLOADS: Final = 8
 """Uploads of one key that are read at the same time. Others wait, so the store holds no more unfinished files."""
 
+MAX_DOWNLOADS: Final = 8
+"""Files of one key that are sent at the same time. Others wait, so slow readers hold no more parts in memory."""
+
 
 class Turns:
     """The turns of one key's requests."""
@@ -20,6 +23,7 @@ class Turns:
         self.change = asyncio.Lock()
         """Held from a check of what the key has until the change that depends on it."""
         self.uploads = asyncio.Semaphore(MAX_UPLOADS)
+        self.downloads = asyncio.Semaphore(MAX_DOWNLOADS)
 
 
 class PerKey:
@@ -29,7 +33,10 @@ class PerKey:
         self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()
 
     def turns(self, key_id: str) -> Turns:
-        """Return the turns of a key. They are the same while somebody holds them."""
+        """Return the turns of a key. They are the same while somebody holds them.
+
+        A lock alone does not hold them: keep what this returns until the lock is given back.
+        """
         turns = self._turns.get(key_id)
         if turns is None:
             turns = self._turns[key_id] = Turns()

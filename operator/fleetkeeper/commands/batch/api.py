@@ -67,7 +67,7 @@ class BatchApi:
             raise ApiError(f"cannot read {path}: {problem.strerror or problem}") from problem
         with file:
             form.add_field("file", file, filename=_printable(path.name))
-            return await self._ask("POST", "files", data=form)
+            return _checked(await self._ask("POST", "files", data=form), "file", self._url)
 
     async def delete_file(self, file_id: str) -> None:
         """Delete a file.
@@ -83,7 +83,7 @@ class BatchApi:
         Raises:
             ApiError: it was not created, or no answer came, and it may exist.
         """
-        return await self._ask("POST", "batches", json=body)
+        return _checked(await self._ask("POST", "batches", json=body), "batch", self._url)
 
     async def get(self, batch_id: str) -> Document:
         """Return a batch.
@@ -91,7 +91,7 @@ class BatchApi:
         Raises:
             ApiError: the key has none of that ID, or the server does not answer.
         """
-        return await self._ask("GET", f"batches/{batch_id}")
+        return _checked(await self._ask("GET", f"batches/{batch_id}"), "batch", self._url)
 
     async def list(self, limit: int) -> list[Document]:
         """Return the newest batches of the key, at most `limit`.
@@ -105,8 +105,11 @@ class BatchApi:
             if found:
                 query["after"] = found[-1]["id"]
             page = await self._ask("GET", f"batches?{urlencode(query)}")
-            found += page["data"]
-            if not page.get("has_more") or not page["data"]:
+            some = page.get("data")
+            if not isinstance(some, list):
+                raise ApiError(f"{self._url}/v1/batches: the answer is no list; {CHECK_URL}")
+            found += [_checked(one, "batch", self._url) for one in some]
+            if not page.get("has_more") or not some:
                 break
         return found
 
@@ -116,7 +119,8 @@ class BatchApi:
         Raises:
             ApiError: it was refused, or the server does not answer.
         """
-        return await self._ask("POST", f"batches/{batch_id}/cancel")
+        found = await self._ask("POST", f"batches/{batch_id}/cancel")
+        return _checked(found, "batch", self._url)
 
     async def file(self, file_id: str) -> Document:
         """Return the record of a file.
@@ -124,7 +128,7 @@ class BatchApi:
         Raises:
             ApiError: the key has none of that ID, or the server does not answer.
         """
-        return await self._ask("GET", f"files/{file_id}")
+        return _checked(await self._ask("GET", f"files/{file_id}"), "file", self._url)
 
     async def content(self, file_id: str) -> AsyncIterator[bytes]:
         """Yield the parts of a file.
@@ -184,6 +188,20 @@ class BatchApi:
             ) from problem
 
 
+def _checked(found: object, kind: str, url: str) -> Document:
+    """Return a file or a batch. Its ID becomes part of paths, so it has no dot and no slash.
+
+    Raises:
+        ApiError: it is none, so another server answers.
+    """
+    field, its_type = ("status", str) if kind == "batch" else ("bytes", int)
+    if isinstance(found, dict) and isinstance(found.get(field), its_type):
+        found_id = found.get("id")
+        if isinstance(found_id, str) and ID.fullmatch(found_id):
+            return found
+    raise ApiError(f"{url}/v1: the answer is no {kind}; {CHECK_URL}")
+
+
 CHECK_URL: Final = "check --url (or FLEETKEEPER_URL)"
 TODO: Final[Mapping[int, str]] = {
     HTTPStatus.UNAUTHORIZED: "check FLEETKEEPER_API_KEY",
@@ -200,7 +218,11 @@ def _refused(what: str, status: int, headers: Mapping[str, str], content: bytes)
     message = _message_of(content) or responses.get(status, "")
     wait = headers.get("Retry-After", "")
     todo = TODO.get(status, "")
-    if status in TRANSIENT and wait:
+    # A quota, for example: the message says what to do, and waiting does not help.
+    is_transient = status in TRANSIENT and headers.get("x-should-retry") != "false"
+    if status in TRANSIENT and not is_transient:
+        todo = ""
+    elif is_transient and wait:
         todo = f"try again in {wait} s"
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
         todo = f"the server redirects to {headers.get('Location', 'nowhere')}; {CHECK_URL}"
@@ -208,7 +230,7 @@ def _refused(what: str, status: int, headers: Mapping[str, str], content: bytes)
     return ApiError(
         f"{text.rstrip('.')}; {todo}" if todo else text,
         status=status,
-        transient=status in TRANSIENT,
+        transient=is_transient,
     )
 
 

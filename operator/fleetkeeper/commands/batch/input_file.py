@@ -13,6 +13,7 @@ from typing import Any, Final
 
 MAX_LINES: Final = 50_000
 MAX_BYTES: Final = 209_715_200
+MAX_LINE_BYTES: Final = 16_777_216
 MAX_ID: Final = 512
 MAX_MODEL: Final = 256
 BOM: Final = b"\xef\xbb\xbf"
@@ -85,11 +86,14 @@ def _lines(file: Any) -> Iterator[tuple[int, bytes]]:  # noqa: ANN401 - a binary
     """Yield the lines that are not empty with their numbers, from 1."""
     for number, line in enumerate(file, start=1):
         text = line.removeprefix(BOM) if number == 1 else line
-        if text.strip():
+        text = text.removesuffix(b"\n").removesuffix(b"\r")
+        if text.strip(b" \t\r"):
             yield number, text
 
 
 def _check_line(line: bytes, number: int, endpoint: str, found: Checked) -> None:
+    if len(line) > MAX_LINE_BYTES:
+        raise _Mistake(f"has more than {MAX_LINE_BYTES} bytes")
     try:
         request = json.loads(line.decode(), object_pairs_hook=_once, parse_constant=_no_number)
     except UnicodeDecodeError as problem:
@@ -127,15 +131,24 @@ def _no_number(name: str) -> None:
 def _check_id(custom_id: object, number: int, found: Checked) -> None:
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID:
         raise _Mistake(f"custom_id must be a text of 1 to {MAX_ID} characters")
+    _check_text(custom_id, "custom_id")
     first = found.ids.setdefault(custom_id, number)
     if first != number:
         raise _Mistake(f"custom_id {custom_id!r} is that of line {first} too")
+
+
+def _check_text(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise _Mistake(f"{name} has half of a surrogate pair, which is no text") from problem
 
 
 def _check_body(body: dict[str, Any], found: Checked) -> None:
     model = body.get("model")
     if not isinstance(model, str) or not 1 <= len(model) <= MAX_MODEL:
         raise _Mistake(f"body.model must be a text of 1 to {MAX_MODEL} characters")
+    _check_text(model, "body.model")
     found.model = found.model or model
     if model != found.model:
         raise _Mistake(

@@ -98,9 +98,19 @@ async def _write(api: BatchApi, file_id: str, size: int, path: Path) -> None:
 
 
 def _put_in_place(written: Path, path: Path, size: int) -> None:
-    if not _is_there(path, size):
-        written.chmod(0o666 & ~_umask())
-        written.rename(path)
+    written.chmod(0o666 & ~_umask())
+    try:
+        # Unlike a renaming, this replaces no file that appeared meanwhile.
+        os.link(written, path)
+    except FileExistsError as problem:
+        if not _is_there(path, size):
+            raise FileConflict(
+                f"{path} is a broken link; remove it, or choose another directory with --out"
+            ) from problem
+    except OSError:
+        # Some file systems have no links.
+        if not _is_there(path, size):
+            written.rename(path)
 
 
 def _remove_if_there(path: Path) -> None:

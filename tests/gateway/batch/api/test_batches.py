@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -340,6 +341,26 @@ async def test_a_key_has_a_number_of_batches_that_have_not_ended() -> None:
         await create(other, foreign.id)
         await world.batches.forget_active(world.created[0])
         await create(client, file.id)
+
+
+async def test_a_store_that_takes_its_time_lets_no_batch_overtake_the_quota() -> None:
+    world = ApiWorld(BatchSettings(batch_key_active=3))
+    active = world.batches.active
+
+    async def slow() -> Sequence[BatchRecord]:
+        found = await active()
+        for _ in range(100):  # the others run meanwhile
+            await asyncio.sleep(0)
+        return found
+
+    world.batches.active = slow  # type: ignore[method-assign]
+    async with world.running(), world.client() as client:
+        file = await client.files.create(file=DATA, purpose="batch")
+        results = await asyncio.gather(
+            *(create(client, file.id) for _ in range(10)), return_exceptions=True
+        )
+    assert sum(isinstance(one, openai.RateLimitError) for one in results) == 7
+    assert len(world.created) == 3
 
 
 async def test_a_write_whose_answer_was_lost_is_recognized(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import openai
 import pytest
 
+from fleetkeeper_gateway.batch.api.per_key import MAX_DOWNLOADS
 from fleetkeeper_gateway.batch.model import FileRecord
-from tests.support.batch_api import CHAT, ApiWorld, jsonl, line
+from tests.support.batch_api import CHAT, ApiWorld, jsonl, line, until
 
 DATA = jsonl([line(1)])
 
@@ -147,6 +150,46 @@ async def test_a_client_that_reads_nothing_is_cut_off(idle_world: ApiWorld) -> N
                 "Authorization: Bearer secret-of-one\r\n\r\n".encode()
             )
             await world.audited("client_gone")
+
+
+async def test_a_key_reads_few_files_at_the_same_time(
+    world: ApiWorld, other: openai.AsyncOpenAI
+) -> None:
+    """Each reader that is slow holds a part of a file in memory."""
+    file_id, foreign = (
+        await output_file(world, b"x" * 50_000_000),
+        await output_file(world, b"y", "two"),
+    )
+    slow, stream = world.files.data_path("one", file_id), world.objects.stream
+    read = 0
+
+    async def counted(path: str) -> AsyncIterator[bytes]:
+        nonlocal read
+        read += path == slow
+        try:
+            async for part in stream(path):
+                yield part
+        finally:
+            read -= path == slow
+
+    world.objects.stream = counted  # type: ignore[method-assign]
+    async with contextlib.AsyncExitStack() as connections:
+        for _ in range(MAX_DOWNLOADS + 4):
+            raw = await connections.enter_async_context(world.connected())
+            await raw.send(
+                f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: test\r\n"
+                "Authorization: Bearer secret-of-one\r\n\r\n".encode()
+            )
+        await until(lambda: read >= MAX_DOWNLOADS)
+        assert (await other.files.content(foreign)).content == b"y"
+        assert read == MAX_DOWNLOADS
+    await until(
+        lambda: (
+            sum(one["outcome"] == "client_gone" for one in world.audit.requests)
+            == MAX_DOWNLOADS + 4
+        )
+    )
+    await until(lambda: read == 0)
 
 
 async def test_a_file_that_a_batch_reads_is_not_deleted(

@@ -50,6 +50,22 @@ def world() -> World:
     return World()
 
 
+def nested(depth: int) -> bytes:
+    """Return a line with arrays in one another."""
+    return jsonl([line(1)]).replace(b'"question 1"', b"[" * depth + b"]" * depth)
+
+
+@pytest.mark.parametrize(("depth", "codes"), [(400, []), (950, ["too_deep"])])
+async def test_a_line_that_is_accepted_can_be_read_by_the_process_that_sends_it(
+    world: World, depth: int, codes: list[str]
+) -> None:
+    """That one has more frames on its stack, which count to the same limit of Python."""
+    await world.put(nested(depth))
+    validated, lines = await world.validator().validate(RECORD)
+    assert [mistake.code for mistake in validated.mistakes] == codes
+    assert len(lines) == 1 - len(codes)
+
+
 def python(code: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code, *arguments)
 
