@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.autoscale.arbitrate import Allocation
@@ -22,13 +22,13 @@ from fleetkeeper.reconcile.status.gauges import MAIN, gauges_of_service
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from fleetkeeper_contract import batch_metrics
 from fleetkeeper_engine.shm.layout import CapBlock, HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse
 from fleetkeeper_engine.supervisor.state import PodState
+from fleetkeeper_gateway.batch import metrics as batch_process
 from tests.support.control_cases import Loop
 
 BLOCKS = (SchedulerBlock, MiddlewareBlock)
@@ -123,15 +123,12 @@ class OperatorExporter:
         return generate_latest(self._metrics.registry)
 
 
-def batch_text(namespace: str, name: str, *, tokens: float = 1e6, due_s: float = 3600.0) -> str:
-    """Return the exposition of a batch process with work for one service."""
-    values = {
-        batch_metrics.BACKLOG_TOKENS: tokens,
-        batch_metrics.DEADLINE: time.time() + due_s,
-        batch_metrics.REQUIRED_RATE: tokens / due_s,
-        batch_metrics.REMAINING_LINES: tokens / 1000,
-    }
-    labels = f'{batch_metrics.NAMESPACE_LABEL}="{namespace}",{batch_metrics.SERVICE_LABEL}="{name}"'
-    return "".join(
-        f"# TYPE {series} gauge\n{series}{{{labels}}} {value}\n" for series, value in values.items()
-    )
+def batch_text(*services: tuple[str, str], tokens: int = 1_000_000, due_s: float = 3600.0) -> str:
+    """Return the exposition of a batch process that leads and has a batch for each of these services."""
+    now = time.time()
+    backlog = batch_process.Backlog()
+    due = batch_process.Due(tokens // 1000, tokens, now + due_s)
+    backlog.show(dict.fromkeys(services, (due,)), now)
+    registry = CollectorRegistry()
+    registry.register(backlog)
+    return generate_latest(registry).decode()

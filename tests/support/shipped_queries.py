@@ -12,7 +12,6 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper.runtime.telemetry.service_series import SERVICE_LABELS
-from fleetkeeper_contract import batch_metrics
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
 from fleetkeeper_gateway.telemetry import metrics as request_metrics
 from reference_gateway import metrics as gateway_metrics
@@ -21,12 +20,6 @@ from tests.support.helm_chart import CHART
 
 RULES: Final = CHART / "files" / "rules"
 DASHBOARDS: Final = CHART / "files" / "dashboards"
-BATCH_SERIES: Final = (
-    batch_metrics.BACKLOG_TOKENS,
-    batch_metrics.DEADLINE,
-    batch_metrics.REQUIRED_RATE,
-    batch_metrics.REMAINING_LINES,
-)
 SCRAPED: Final = frozenset({"namespace", "pod", "instance", "le"})
 """Labels that a scrape adds, and that of a histogram's buckets."""
 SELECTOR: Final = re.compile(r"\b(?:fleetkeeper|process)_\w+(?:\{[^}]*\})?")
@@ -128,8 +121,7 @@ def exported() -> dict[str, frozenset[str]]:
         if family.name.startswith("process_"):
             for name in _series(family.name, family.type):
                 found[name] = SCRAPED
-    of_batch = dict.fromkeys(BATCH_SERIES, frozenset(SERVICE_LABELS) | SCRAPED)
-    return found | _exported_by_the_gateway() | of_batch
+    return found | _exported_by_the_gateway()
 
 
 def _exported_by_the_gateway() -> dict[str, frozenset[str]]:

@@ -24,7 +24,7 @@ KEY = "demo-batch"
 SELECTOR = "app.kubernetes.io/name=fleetkeeper,app.kubernetes.io/component=gateway-batch"
 ADMIN_PORT = 8084
 REFUSED = re.compile(
-    r'^fleetkeeper_batch_lines_total\{outcome="(?:key_)?refused"\} (\S+)$', re.MULTILINE
+    r'^fleetkeeper_gateway_batch_lines_total\{outcome="(?:key_)?refused"\} (\S+)$', re.MULTILINE
 )
 COMMAND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 900.0

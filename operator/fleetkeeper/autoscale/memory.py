@@ -52,8 +52,9 @@ class ControlMemory:
 
     `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `allocation_late_since`: since when
     the Deployment does not have the allocated replicas. `open_engines`: pods that demand no grant although
-    the service does. `were_open`: the status of the previous leader names such pods. `asked_at`: when pods last had to be read
-    directly. `backlog`: the last one known. `shown_*`, `peak_percent`, `over_cap_pod`, `changes`: what the status shows.
+    the service does. `were_open`: the status of the previous leader names such pods. `asked_at`: when
+    pods last had to be read directly. `backlog`: the last one known. `shown_*`, `peak_percent`,
+    `over_cap_pod`, `changes`: what the status shows.
     """
 
     signals: SignalsMemory = field(default_factory=SignalsMemory)

@@ -157,8 +157,8 @@ class World:
     async def _batch(self, request: web.Request) -> web.Response:
         """The batch process has work for team-a/chat, and for a service of no fleet."""
         del request
-        texts = (batch_text(*service) for service in (SERVICES[0], ("team-x", "chat")))
-        return web.Response(text="".join(texts) if self.batches else "")
+        text = batch_text(SERVICES[0], ("team-x", "chat")) if self.batches else batch_text()
+        return web.Response(text=text)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self.garbage:

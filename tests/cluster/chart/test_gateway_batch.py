@@ -260,13 +260,38 @@ def test_the_example_renders_to_two_replicas_on_a_bucket() -> None:
 
 
 def test_probes_are_those_of_the_gateway() -> None:
-    """Both processes are asked at the same paths; a pod that ends has time for its lines."""
+    """Both processes are asked at the same paths."""
     objects = gateway_objects("batch")
     kinds = ("startupProbe", "livenessProbe", "readinessProbe")
     (gateway,) = pod_of(objects)["spec"]["containers"]
     (batch,) = pod_of(objects, BATCH)["spec"]["containers"]
     assert [batch[kind] for kind in kinds] == [gateway[kind] for kind in kinds]
-    assert pod_of(objects, BATCH)["spec"]["terminationGracePeriodSeconds"] >= 30 + 5 + 10
+
+
+@pytest.mark.parametrize("drain_s", [30, 600])
+def test_an_ending_pod_has_time_for_its_lines(drain_s: int) -> None:
+    """The pause before SIGTERM, the drain, 20 s for results in a slow store, and 10 s for requests."""
+    values = gateway_values("batch")
+    values["gateway"]["batch"]["drainSeconds"] = drain_s
+    objects = rendered(values)
+    assert environment(objects, BATCH)["BATCH_DRAIN_SECONDS"] == str(drain_s)
+    grace_s = pod_of(objects, BATCH)["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s >= 5 + drain_s + 20 + 10
+
+
+def test_the_operator_reads_the_backlog_of_the_release_alone() -> None:
+    """Only pods of the chart are in its namespace. Without lines for its services it reads none."""
+    selected = {name: _operator_settings(name).get("prometheusBatchSelector") for name in SETS}
+    own = f'namespace="{NAMESPACE}"'
+    assert selected == {name: None if name == "batch-alone" else own for name in SETS}
+    assert "prometheusBatchSelector" not in _operator_settings("defaults")
+
+
+def _operator_settings(name: str) -> Live:
+    found: Live = yaml.safe_load(
+        only(gateway_objects(name), "ConfigMap", "fleetkeeper-settings")["data"]["settings.yaml"]
+    )
+    return found
 
 
 BATCHES = {"enabled": True}

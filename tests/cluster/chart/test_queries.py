@@ -72,7 +72,7 @@ class Prometheus:
                 counts = await self.values("count_over_time(up[5m])")
             except ClientError:
                 counts = []
-            if len(counts) == 3 and min(map(int, counts)) >= times:
+            if len(counts) == 4 and min(map(int, counts)) >= times:
                 return
             await asyncio.sleep(0.2)
         raise TimeoutError("Prometheus did not scrape all targets")
@@ -80,13 +80,12 @@ class Prometheus:
 
 @asynccontextmanager
 async def _exporters(directory: Path, operator: Callable[[], bytes]) -> AsyncIterator[str]:
-    """Serve an engine, an operator and a gateway; yield the address."""
+    """Serve an engine, an operator, a gateway and a batch process; yield the address."""
     texts: dict[str, Callable[[], bytes]] = {
         "engine": EngineExporter(directory).text,
         "operator": operator,
-        "gateway": lambda: (
-            generate_latest(gateway_registry()) + batch_text(NAMESPACE, SERVICE).encode()
-        ),
+        "gateway": lambda: generate_latest(gateway_registry()),
+        "batch": lambda: batch_text((NAMESPACE, SERVICE)).encode(),
     }
 
     async def serve(request: web.Request) -> web.Response:
@@ -109,6 +108,7 @@ def _config(target: str) -> dict[str, Any]:
     engine = {"namespace": NAMESPACE, "pod": "chat-0", "inference_service": SERVICE}
     operator = {"namespace": OPERATOR, "pod": "fleetkeeper-0"}
     gateway = {"namespace": OPERATOR, "pod": "fleetkeeper-gateway-0"}
+    batch = {"namespace": OPERATOR, "pod": "fleetkeeper-gateway-batch-0"}
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES / "alerts.yaml")],
@@ -122,6 +122,7 @@ def _config(target: str) -> dict[str, Any]:
                 ("engine", engine),
                 ("operator", operator),
                 ("gateway", gateway),
+                ("batch", batch),
             )
         ],
     }

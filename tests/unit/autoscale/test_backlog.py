@@ -63,6 +63,15 @@ def test_the_newest_counts_and_outlives_its_series_for_a_minute() -> None:
     assert known_backlog(None, new, NOW + 46) is None
 
 
+def test_one_of_before_the_clock_was_set_back_does_not_count() -> None:
+    """It would look newer than every later one until the clock is there again."""
+    ahead, new = backlog(9e9, at=NOW + 3600.0), backlog(1e6, at=NOW)
+    assert known_backlog(new, ahead, NOW) == new
+    assert known_backlog(None, ahead, NOW) is None
+    near = backlog(2e6, at=NOW + 5.0)
+    assert known_backlog(new, near, NOW) == near
+
+
 def signals(**rates: float) -> Signals:
     """Two pods that run 40 sequences, with these rates."""
     return Signals(

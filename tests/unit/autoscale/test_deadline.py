@@ -229,19 +229,24 @@ BATCH_TOO: dict[str, Any] = {
 
 
 def driven(
-    ticks: int, rate: float | None, settings: ControlSettings | None = None, **per_second: float
+    ticks: int,
+    rate: float | None,
+    settings: ControlSettings | None = None,
+    *,
+    due_s: float = 7200.0,
+    **per_second: float,
 ) -> tuple[Loop, ControlDecision]:
     """Two pods with steady load; a backlog of 50 million tokens requires this rate (None: none known)."""
     loop = Loop(settings=settings or ControlSettings(min_replicas=1, max_replicas=8))
     for _ in range(ticks):
-        waits = None if rate is None else Backlog(5e7, loop.now + 7200, rate, loop.now)
+        waits = None if rate is None else Backlog(5e7, loop.now + due_s, rate, loop.now)
         decision = loop.tick(loop.samples(FULL, **per_second), backlog=waits)
     return loop, decision
 
 
 def test_a_deadline_adds_replicas_and_the_status_says_why() -> None:
     """Reason and message as of other decisions, and the event is the planner's from the same words."""
-    loop, decision = driven(20, 1e5)
+    loop, decision = driven(66, 1e5)
     assert decision.replicas.reason == BATCH_DEADLINE
     report = reported(loop, decision)
     assert report.allocation is not None
@@ -252,12 +257,22 @@ def test_a_deadline_adds_replicas_and_the_status_says_why() -> None:
     assert "50,000,000 tokens" in scaling["message"]
 
 
+def test_a_far_deadline_waits_until_the_demand_of_the_others_is_known() -> None:
+    """The first means after a start of the operator are chance, and would add a replica for nothing."""
+    _, early = driven(20, 1e5)
+    assert early.deadline is not None
+    assert early.deadline.up > 2
+    assert early.replicas.reason != BATCH_DEADLINE
+    _, near = driven(20, 1e5, due_s=500.0)
+    assert near.replicas.reason == BATCH_DEADLINE
+
+
 @pytest.mark.parametrize("changes", [
     {"scaling_mode": ScalingMode.ADVISORY}, {"scaling_mode": ScalingMode.EXTERNAL},
     {"pinned_replicas": 2}, {"pinned_replicas": 0, "suspended": True}, {"paused": True},
 ])  # fmt: skip
 def test_modes_that_do_not_scale_allocate_nothing_for_a_deadline(changes: dict[str, Any]) -> None:
-    loop, decision = driven(20, 1e5, ControlSettings(max_replicas=8, **changes))
+    loop, decision = driven(66, 1e5, ControlSettings(max_replicas=8, **changes))
     assert reported(loop, decision).allocation is None
 
 

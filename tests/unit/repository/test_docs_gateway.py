@@ -12,6 +12,7 @@ from fleetkeeper_gateway.http.paths import INFERENCE
 from fleetkeeper_gateway.http.settings import ServeSettings
 from reference_gateway import ENV_PREFIX, generated_files, metrics, settings, settings_classes
 from tests.support.docs_commands import ROOT
+from tests.support.shipped_queries import exported
 
 PAGE = ROOT / "docs/gateway.md"
 PACKAGE = ROOT / "gateway/fleetkeeper_gateway"
@@ -64,6 +65,17 @@ def test_metrics_in_the_source_are_those_of_the_page() -> None:
                 assert isinstance(first, ast.Constant), path
                 named.add(str(first.value).removesuffix("_total"))
     assert named == {metric.name.removesuffix("_total") for metric in metrics()}
+
+
+def test_pages_name_metrics_that_are_exported() -> None:
+    """Of any program, in the prose and the tables of the guides."""
+    known = exported()
+    for page in (ROOT / "docs").glob("*.md"):
+        named = re.findall(
+            r"`(fleetkeeper_(?:batch|gateway|grants?|usage)_\w+)[`{]", page.read_text()
+        )
+        wrong = {name for name in named if not {name, f"{name}_bucket"} & known.keys()}
+        assert not wrong, f"{page.name} names metrics that nothing exports"
 
 
 def test_the_page_names_every_error_code() -> None:

@@ -38,8 +38,8 @@ _SELECTOR: Final = re.compile(
 class Query:
     """One query. `build` takes further matchers, each with a leading comma.
 
-    `namespace_label`: the label with the namespace of the service. Without the result of a `required` query there is no sample: zeros instead of counters would look
-    like a restart.
+    `namespace_label`: the label with the namespace of the service. Without the result of a `required`
+    query there is no sample: zeros instead of counters would look like a restart.
     """
 
     name: str

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.capacity.staffing import needed_replicas
 from fleetkeeper.autoscale.capacity.supply import Supply, hung_in_supply
-from fleetkeeper.autoscale.constants import DEMAND_TICKS, STANDARD_AFTER_BATCH_S
+from fleetkeeper.autoscale.constants import DEMAND_TICKS, STANDARD_AFTER_BATCH_S, TICK_S
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory
 from fleetkeeper.autoscale.rules.deadline import DeadlineNeed, deadline_need
@@ -100,8 +100,18 @@ def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaVi
         floor=_fallback_floor(state),
         hung=hung,
         deadline=deadline_need(state, carried_per_s),
-        adds_for_deadline=not state.keeps_safe_limits,
+        adds_for_deadline=not state.keeps_safe_limits and _may_not_wait(state, now),
     )
+
+
+def _may_not_wait(state: TickState, now: float) -> bool:
+    """Return whether the demand of the others is known, or a deadline is too near to wait for that.
+
+    After a start of the operator, the first means of it are chance.
+    """
+    near_s = 2 * DEMAND_TICKS * TICK_S
+    is_near = state.backlog is not None and state.backlog.deadline - now < near_s
+    return is_near or state.estimate.demand.seen >= DEMAND_TICKS
 
 
 def _sheds_batch(state: TickState, signals: Signals) -> bool:

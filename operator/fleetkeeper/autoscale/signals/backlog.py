@@ -36,13 +36,14 @@ class Backlog:
 
 
 def known_backlog(reading: Backlog | None, before: Backlog | None, now: float) -> Backlog | None:
-    """Return the newest possible backlog; None if it is older than a minute.
+    """Return the newest possible backlog; None if it is older than a minute, or ahead of the clock.
 
     `before`: the one of the last tick. It outlives its series, because the rates of the engines are
     means of 30 s, and contain the requests of a backlog that has just ended.
     """
-    newest = before
-    if reading is not None and reading.is_possible and reading.time <= now + FUTURE_S:
-        is_newer = before is None or reading.time >= before.time
-        newest = reading if is_newer else before
-    return newest if newest is not None and now - newest.time <= AGEING_S else None
+    known = [
+        each
+        for each in (reading, before)
+        if each is not None and each.is_possible and -FUTURE_S <= now - each.time <= AGEING_S
+    ]
+    return max(known, key=lambda each: each.time, default=None)

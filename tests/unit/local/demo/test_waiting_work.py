@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from fleetkeeper.commands.batch.input_file import check_file
+from fleetkeeper_gateway.batch import metrics as of_batch
+from fleetkeeper_gateway.batch.work.lines import Verdict
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.demo.cluster import CommandError
 from fleetkeeper_local.demo.waiting_work import (
@@ -28,11 +31,18 @@ from fleetkeeper_local.load.schedule import Arrival
 from tests.support.batch_api_server import KEY, BatchServer, batch_server
 
 IDS = [id_of(number) for number in range(LINES)]
-METRICS = """# HELP fleetkeeper_batch_lines_total Attempts
-fleetkeeper_batch_lines_total{outcome="ok"} 90.0
-fleetkeeper_batch_lines_total{outcome="refused"} 7.0
-fleetkeeper_batch_lines_total{outcome="key_refused"} 2.0
-"""
+
+
+def exposition() -> str:
+    """What a pod of the batch process exports after some attempts."""
+    (family,), with_values = of_batch.LINES.collect(), CollectorRegistry()
+    lines = Counter(family.name, "Attempts.", ("outcome",), registry=with_values)
+    for verdict, count in ((Verdict.OK, 90), (Verdict.REFUSED, 7), (Verdict.KEY_REFUSED, 2)):
+        lines.labels(verdict.value).inc(count)
+    return generate_latest(with_values).decode()
+
+
+METRICS = exposition()
 
 
 class Pods:
