@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -136,11 +137,19 @@ def _not_json(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _finite(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        # Python would write it as Infinity, which is not JSON.
+        raise ValueError(f"no number holds {text[:20]}")
+    return found
+
+
 def _parsed(body: bytes) -> object:
-    """Return JSON as Python has it; None if it is not JSON."""
+    """Return JSON as Python has it; None if it is not JSON, or has a number that Python has not."""
     found: object = None
     with suppress(ValueError, RecursionError):
-        found = json.loads(body, parse_constant=_not_json)
+        found = json.loads(body, parse_constant=_not_json, parse_float=_finite)
     return found
 
 
