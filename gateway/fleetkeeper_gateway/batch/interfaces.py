@@ -6,8 +6,8 @@ The order of writes, which every part relies on:
 2. A batch: its marker in `active`, then its record by a conditional put, then the 200. Validation
    writes the index of lines, then `Validated` by a conditional put.
 3. A result: a segment, durably, then `Queue.commit`. A segment never changes.
-4. The end: output and error files, then `Final` by a conditional put, then the marker goes, then
-   what Redis knows of the batch.
+4. The end: output and error files, then `Final` by a conditional put, then what Redis knows of the
+   batch goes, then its segments and its index, then the marker.
 
 So each later object proves the earlier ones, and Redis can be emptied at any time.
 """

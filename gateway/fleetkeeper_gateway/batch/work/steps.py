@@ -146,6 +146,10 @@ class Steps:
         if known.outstanding is None:
             lines = await self._batches.lines(record)
             await self._queue.add(record, validated, lines)
+            if await self._batches.final(record) is not None:
+                # Another process, which led too, ended it meanwhile.
+                await self._forget(known)
+                return
             log.info("batch queued", batch=record.id, lines=len(lines), model=validated.model[:64])
         elif known.outstanding == 0:
             self._begin(known, self._finalized(known, Status.COMPLETED))
@@ -183,8 +187,9 @@ class Steps:
         await self._forget(known)
 
     async def _forget(self, known: Known) -> None:
-        await self._batches.forget_active(known.record)
+        # The marker goes last: if we end before, the next process that leads finds it.
         await self._queue.remove(known.record)
+        await self._batches.forget_active(known.record)
         known.is_over = True
 
     # -- tasks ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_gateway.batch.interfaces import Commit, StorageError
+from fleetkeeper_gateway.batch.interfaces import Commit, QueueDown, StorageError
 from fleetkeeper_gateway.batch.metrics import Backlog, Due, required_rate
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
@@ -33,6 +33,7 @@ from fleetkeeper_gateway.batch.work.lifecycle import Lifecycle
 from fleetkeeper_gateway.batch.work.steps import Known, Parts
 from fleetkeeper_gateway.interfaces import Key, KeyRefused, Service
 from tests.gateway.batch.work.world import (
+    GUARD_S,
     KEY,
     FailingBatches,
     MemoryQueue,
@@ -302,6 +303,46 @@ async def test_a_list_that_is_old_brings_no_batch_to_life(
         assert queue.batches == {}
 
 
+async def test_a_batch_that_another_process_ends_meanwhile_is_not_queued_again(
+    storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, _, _ = await put_batch(storage, 2)
+    add, added = queue.add, asyncio.Event()
+
+    async def late(*arguments: Any) -> None:
+        # The process stood still from its look at the queue until the batch had ended.
+        await storage.batches.put_final(record, Final(Status.CANCELLED, int(NOW), Counts(2)))
+        await storage.batches.forget_active(record)
+        await add(*arguments)
+        added.set()
+
+    monkeypatch.setattr(queue, "add", late)
+    async with leading(storage, queue) as world:
+        await asyncio.wait_for(added.wait(), GUARD_S)
+        rounds = len(world.looked)
+        await until("it was looked at", lambda: len(world.looked) > rounds + 3)
+        assert queue.batches == {}
+
+
+async def test_redis_forgets_a_batch_although_it_was_down_at_its_end(
+    storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, failures = queue.remove, [QueueDown("the test says so")] * 2
+
+    async def failing(record: BatchRecord) -> None:
+        if failures:
+            raise failures.pop()
+        await remove(record)
+
+    monkeypatch.setattr(queue, "remove", failing)
+    async with leading(storage, queue) as world:
+        record = await world.create(2)
+        await world.queued(record)
+        await world.complete(record)
+        await until("it is forgotten", lambda: record.id not in queue.batches)
+        await world.ended(record)
+
+
 async def test_results_that_the_store_lost_are_computed_again(
     storage: Storage, queue: MemoryQueue
 ) -> None:
@@ -345,10 +386,12 @@ async def test_a_store_that_fails_for_a_while_loses_nothing(
             return world.batches.calls.count(call) >= before + 3
 
         await until("it failed three times", tried)
+        has_ended = await storage.batches.final(record) is not None
         world.batches.failing.clear()
-        await world.queued(record)
-        if await queue.outstanding(record):
-            await world.complete(record)
+        if not has_ended:
+            await world.queued(record)
+            if await queue.outstanding(record):
+                await world.complete(record)
         assert (await world.ended(record)).status is Status.COMPLETED
 
 
