@@ -201,8 +201,8 @@ class Queue(Protocol):
     async def outstanding(self, record: BatchRecord) -> int | None:
         """Return the lines without a result; None if the queue does not know the batch."""
 
-    async def remove(self, record: BatchRecord) -> None:
-        """Forget a batch, with its leases."""
+    async def remove(self, record: BatchRecord) -> int:
+        """Forget a batch, with its leases. Return how many it had: lines that run."""
 
     async def leads(self, what: str) -> bool:
         """Take or renew a lease of 30 s for a task that one process does, such as `finalize:ID`."""

@@ -158,11 +158,9 @@ class Steps:
         """Take no more lines of a batch. Those that run get some time; then the batch ends."""
         now = self._monotonic()
         if known.stopped is None:
-            outstanding = await self._queue.outstanding(known.record)
-            await self._queue.remove(known.record)
+            running = await self._queue.remove(known.record)
             known.outstanding = None
-            # A batch that the queue does not know, or that has all results, has no lines that run.
-            known.stopped = now if outstanding else now - self._end_s
+            known.stopped = now if running else now - self._end_s
             log.info("batch ends early", batch=known.record.id, status=status.value)
         if now >= known.stopped + self._end_s:
             self._begin(known, self._finalized(known, status))

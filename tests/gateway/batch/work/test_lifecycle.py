@@ -219,12 +219,23 @@ async def test_lines_that_run_at_a_cancel_get_some_time(
         assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
 
 
+async def test_a_cancel_does_not_wait_if_no_line_runs(storage: Storage, queue: MemoryQueue) -> None:
+    async with leading(storage, queue, end_s=2 * GUARD_S) as world:
+        record = await world.create(4)
+        await world.queued(record)
+        await world.complete(record, 2)
+        await storage.batches.cancel(record, int(NOW))
+        final = await world.ended(record)
+        assert (final.status, final.counts) == (Status.CANCELLED, Counts(4, 1, 0))
+
+
 async def test_a_batch_expires_and_a_clock_set_back_does_not_bring_it_to_life(
     storage: Storage, queue: MemoryQueue
 ) -> None:
     async with leading(storage, queue) as world:
         record = await world.create(3)
         await world.queued(record)
+        assert await queue.take({"*": 1}, 0)
         world.wall.now = record.expires + 1.0
         await until("no more are taken", lambda: record.id not in queue.batches)
         world.wall.now = NOW
@@ -329,10 +340,10 @@ async def test_redis_forgets_a_batch_although_it_was_down_at_its_end(
 ) -> None:
     remove, failures = queue.remove, [QueueDown("the test says so")] * 2
 
-    async def failing(record: BatchRecord) -> None:
+    async def failing(record: BatchRecord) -> int:
         if failures:
             raise failures.pop()
-        await remove(record)
+        return await remove(record)
 
     monkeypatch.setattr(queue, "remove", failing)
     async with leading(storage, queue) as world:
