@@ -101,6 +101,8 @@ def unfinished_line(batch: BatchRecord, line: int, custom_id: str, status: Statu
     messages = {
         Status.EXPIRED: "This request could not be executed before the completion window expired.",
         Status.CANCELLED: "This request was not executed because the batch was cancelled.",
+        Status.FAILED: "This request was not executed because the store of batches is damaged: nothing "
+        "tells any more where its line is. Create the batch again.",
     }
     error = {"code": f"batch_{status.value}", "message": messages[status]}
     return _line(batch, line, custom_id, error=error)

@@ -46,6 +46,7 @@ from tests.gateway.batch.work.world import (
     put_file,
     result,
     until,
+    whole,
 )
 from tests.gateway.http.world import MemoryServices, service
 
@@ -352,6 +353,39 @@ async def test_redis_forgets_a_batch_although_it_was_down_at_its_end(
         await world.complete(record)
         await until("it is forgotten", lambda: record.id not in queue.batches)
         await world.ended(record)
+
+
+async def _damage_index(storage: Storage, record: BatchRecord) -> None:
+    found = await storage.objects.list(f"keys/{record.key_id}/batches/{record.id}/")
+    (path,) = [one.path for one in found if "/lines-" in one.path]
+    await storage.objects.write(path, whole(b"damaged"))
+
+
+async def test_a_batch_whose_index_is_damaged_is_read_again(
+    storage: Storage, queue: MemoryQueue
+) -> None:
+    record, _, _ = await put_batch(storage, 3)
+    await _damage_index(storage, record)
+    async with leading(storage, queue) as world:
+        await world.queued(record)
+        await world.complete(record)
+        assert (await world.ended(record)).counts == Counts(3, 3, 0)
+
+
+async def test_a_batch_whose_lines_cannot_be_found_any_more_fails(
+    storage: Storage, queue: MemoryQueue
+) -> None:
+    record, _, _ = await put_batch(storage, 3)
+    await storage.batches.add_segment(record, [result(1)])
+    await _damage_index(storage, record)
+    async with leading(storage, queue) as world:
+        world.mistakes = (Mistake("file_not_found", "gone"),)
+        final = await world.ended(record)
+    assert (final.status, final.counts) == (Status.FAILED, Counts(3, 1, 0))
+    output = await output_of(storage, record, final.output_file)
+    assert [number_of(line) for line in output] == [1]
+    errors = await output_of(storage, record, final.error_file)
+    assert [line["error"]["code"] for line in errors] == ["batch_failed"] * 2
 
 
 async def test_results_that_the_store_lost_are_computed_again(
