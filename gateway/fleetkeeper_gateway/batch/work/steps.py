@@ -43,7 +43,7 @@ _FINALIZATIONS: Const = 2
 _SMALL_FINALIZATIONS: Const = 8
 _SMALL_LINES: Const = 1000
 """Batches with at most so many lines do not wait for the large ones."""
-_RENEWAL_S: Const = 10.0
+RENEWAL_S: Const = 10.0
 
 Validate = Callable[[BatchRecord], Awaitable[tuple[Validated, Sequence[LineRef]]]]
 
@@ -269,7 +269,7 @@ class Steps:
             if not await self._queue.leads(what):
                 # Another process does it, which led before us. Its lease ends with it.
                 raise QueueDown(f"{what} is led by another process")
-            renewal = asyncio.create_task(self._renew(what))
+            renewal = asyncio.create_task(self.renew(what))
             try:
                 lines = await self._lines(known, validated)
                 if lines is None:
@@ -287,10 +287,14 @@ class Steps:
             return
         await self._ended(known, final)
 
-    async def _renew(self, what: str) -> None:
+    async def renew(self, what: str) -> None:
+        """Keep a lease until cancelled."""
         while True:
-            await asyncio.sleep(_RENEWAL_S)
+            await asyncio.sleep(RENEWAL_S)
             try:
                 await self._queue.leads(what)
             except QueueDown as error:
                 log.info("lease cannot be renewed", lease=what, reason=str(error))
+            except Exception:
+                # A defect must not end the renewal without a word.
+                log.exception("lease cannot be renewed", lease=what)

@@ -481,6 +481,32 @@ async def test_a_process_that_ends_lets_another_lead_at_once(
     assert queue.resigned == ["batches"]
 
 
+async def test_who_leads_leads_on_while_looks_take_long(
+    storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "RENEWAL_S", 0.02)
+    leads, leases = queue.leads, []
+
+    async def noted(what: str) -> bool:
+        leases.append(what)
+        return await leads(what)
+
+    monkeypatch.setattr(queue, "leads", noted)
+    async with leading(storage, queue) as world:
+        may_look, looks = asyncio.Event(), asyncio.Event()
+
+        async def slow(_record: BatchRecord) -> None:
+            looks.set()
+            await may_look.wait()
+
+        monkeypatch.setattr(world.batches, "cancelled_at", slow, raising=False)
+        await put_batch(storage, 1)
+        await asyncio.wait_for(looks.wait(), GUARD_S)
+        before = leases.count("batches")
+        await until("its lease is renewed", lambda: leases.count("batches") > before + 2)
+        may_look.set()
+
+
 async def test_a_validation_that_fails_is_done_again(
     storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
