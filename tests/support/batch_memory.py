@@ -399,9 +399,10 @@ class MemoryQueue:
         batch = self._batches.get(record.id)
         return None if batch is None else len(batch.lines) - len(batch.done)
 
-    async def remove(self, record: BatchRecord) -> None:
+    async def remove(self, record: BatchRecord) -> int:
         self._check()
-        self._batches.pop(record.id, None)
+        batch = self._batches.pop(record.id, None)
+        return 0 if batch is None else len(batch.running)
 
     async def leads(self, what: str) -> bool:
         self._check()

@@ -6,8 +6,8 @@ The order of writes, which every part relies on:
 2. A batch: its marker in `active`, then its record by a conditional put, then the 200. Validation
    writes the index of lines, then `Validated` by a conditional put.
 3. A result: a segment, durably, then `Queue.commit`. A segment never changes.
-4. The end: output and error files, then `Final` by a conditional put, then the marker goes, then
-   what Redis knows of the batch.
+4. The end: output and error files, then `Final` by a conditional put, then what Redis knows of the
+   batch goes, then its segments and its index, then the marker.
 
 So each later object proves the earlier ones, and Redis can be emptied at any time.
 """
@@ -201,8 +201,8 @@ class Queue(Protocol):
     async def outstanding(self, record: BatchRecord) -> int | None:
         """Return the lines without a result; None if the queue does not know the batch."""
 
-    async def remove(self, record: BatchRecord) -> None:
-        """Forget a batch, with its leases."""
+    async def remove(self, record: BatchRecord) -> int:
+        """Forget a batch, with its leases. Return how many it had: lines that run."""
 
     async def leads(self, what: str) -> bool:
         """Take or renew a lease of 30 s for a task that one process does, such as `finalize:ID`."""

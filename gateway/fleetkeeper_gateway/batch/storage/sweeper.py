@@ -180,7 +180,14 @@ class Sweeper:
         segments = by_owner(results, paths.all_segments_of(key_id))
         for batch_id in sorted({*batches, *segments} - set(map(batch_of, markers))):
             group, own = batches.get(batch_id, {}), segments.get(batch_id, {})
-            if paths.BATCH_RECORD in group:
+            if paths.BATCH_RECORD in group and paths.FINAL not in group:
+                # One that is broken is left out. Its file need not be kept without a marker.
+                record = await self._records.all([group[paths.BATCH_RECORD].path], BATCH)
+                # Markers were listed before, so a batch that is new or ends now may be taken for one
+                # without a marker. Then a marker does no harm.
+                if record and await self._objects.create(paths.marker(key_id, batch_id), b""):
+                    log.warning("a batch had no marker, so nobody ran it", batch=batch_id)
+            elif paths.BATCH_RECORD in group:
                 await self._sweep_batch(group, own, now, swept)
             elif all(now - one.modified >= DAY_S for one in (*group.values(), *own.values())):
                 await self._delete([*group.values(), *own.values()])
@@ -188,8 +195,6 @@ class Sweeper:
 
     async def _sweep_batch(self, group: Group, segments: Group, now: float, swept: Swept) -> None:
         """Delete a batch that ended long ago, or what a batch that ended does not need."""
-        if paths.FINAL not in group:
-            return
         try:
             final = await self._records.kept(group[paths.FINAL].path, END)
         except BrokenObject as error:

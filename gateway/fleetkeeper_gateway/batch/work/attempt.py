@@ -33,6 +33,10 @@ from fleetkeeper_gateway.batch.work.pace import Slot
 log = structlog.get_logger(__name__)
 
 _TELL_S: Final = 60.0
+LONGEST_REST_S: Final = 300.0
+"""Of a key, whatever Retry-After says: the limit may have been raised."""
+_UNREAD_S: Final = 5.0
+"""Rest of a key whose lines cannot be read from the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class GivenBack:
 
     attempt_counts: bool
     key_rests_s: float | None = None
-    """Seconds for which the key has reached a limit of its own."""
+    """Seconds for which no lines of its key are tried."""
 
 
 class Attempts:
@@ -72,7 +76,7 @@ class Attempts:
             metrics.STORE_FAILURES.labels("input").inc()
             metrics.LINES.labels("unread").inc()
             log.warning("line cannot be read", batch=taken.batch.id, error=str(error))
-            return GivenBack(attempt_counts=False)
+            return GivenBack(attempt_counts=False, key_rests_s=_UNREAD_S)
         slot.sent(self._monotonic())
         answer: Answer | NotAnswered
         try:
@@ -110,8 +114,9 @@ def _outcome(
     if verdict is Verdict.REFUSED:
         return GivenBack(attempt_counts=False)
     if verdict is Verdict.KEY_REFUSED:
-        rests_s = getattr(answer, "retry_after_s", None)
-        return GivenBack(attempt_counts=False, key_rests_s=1.0 if rests_s is None else rests_s)
+        # Without a time, or with 0, it would be sent again and again without a pause.
+        rests_s = getattr(answer, "retry_after_s", None) or 1.0
+        return GivenBack(attempt_counts=False, key_rests_s=min(LONGEST_REST_S, rests_s))
     number, custom_id = taken.line.number, request.custom_id
     if verdict is Verdict.FAILED or not isinstance(answer, Answer):
         if taken.attempt < MAX_ATTEMPTS:

@@ -68,8 +68,9 @@ class Finalizer:
         Args:
             record: the batch.
             lines: all its lines.
-            status: completed, cancelled or expired. Of the latter two, lines without a result get a
-                line in the error file. If all have one, an expired batch is completed.
+            status: completed, cancelled, expired or failed. Of the latter three, lines without a
+                result get a line in the error file. If all have one, a batch that expired or failed
+                is completed.
 
         Returns:
             How it ended; None if it is to be completed and results are missing.
@@ -82,7 +83,7 @@ class Finalizer:
         if missing and status is Status.COMPLETED:
             log.error("results are missing in the store", batch=record.id, lines=missing)
             return None
-        if not missing and status is Status.EXPIRED:
+        if not missing and status in {Status.EXPIRED, Status.FAILED}:
             status = Status.COMPLETED
         done = [number for number in range(len(lines)) if _is_ok(results, number)]
         failed = [number for number in range(len(lines)) if not _is_ok(results, number)]
@@ -115,7 +116,7 @@ class Finalizer:
     async def _custom_id(self, record: BatchRecord, line: LineRef) -> str:
         try:
             return (await self._inputs.request(record, line)).custom_id
-        except ObjectMissing:
+        except (ObjectMissing, ValueError):
             # Nobody can tell the ID any more, and the batch has to end.
             return ""
 

@@ -74,7 +74,13 @@ class Lifecycle:
             if not self._leads:
                 await self._resign()
                 return
-            await self._look_at_all()
+            # With many batches, or a slow store, a round takes longer than the lease lasts.
+            renewal = asyncio.create_task(self._steps.renew(LEASE))
+            try:
+                await self._look_at_all()
+            finally:
+                renewal.cancel()
+                await asyncio.gather(renewal, return_exceptions=True)
         except StorageError as error:
             metrics.STORE_FAILURES.labels("batches").inc()
             log.warning("active batches cannot be read", error=str(error))

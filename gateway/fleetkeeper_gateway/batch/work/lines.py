@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -100,6 +101,8 @@ def unfinished_line(batch: BatchRecord, line: int, custom_id: str, status: Statu
     messages = {
         Status.EXPIRED: "This request could not be executed before the completion window expired.",
         Status.CANCELLED: "This request was not executed because the batch was cancelled.",
+        Status.FAILED: "This request was not executed because the store of batches is damaged: nothing "
+        "tells any more where its line is. Create the batch again.",
     }
     error = {"code": f"batch_{status.value}", "message": messages[status]}
     return _line(batch, line, custom_id, error=error)
@@ -136,11 +139,19 @@ def _not_json(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _finite(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        # Python would write it as Infinity, which is not JSON.
+        raise ValueError(f"no number holds {text[:20]}")
+    return found
+
+
 def _parsed(body: bytes) -> object:
-    """Return JSON as Python has it; None if it is not JSON."""
+    """Return JSON as Python has it; None if it is not JSON, or has a number that Python has not."""
     found: object = None
     with suppress(ValueError, RecursionError):
-        found = json.loads(body, parse_constant=_not_json)
+        found = json.loads(body, parse_constant=_not_json, parse_float=_finite)
     return found
 
 

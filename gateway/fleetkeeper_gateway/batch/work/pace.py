@@ -105,7 +105,7 @@ class Pace:
         Args:
             began: when the line was sent.
             now: the time.
-            retry_after_s: what the service asks for; None if it does not say.
+            retry_after_s: what the service asks for; None or 0 if it does not say.
         """
         if began > self._cut:
             if self._row == 0:
@@ -113,7 +113,8 @@ class Pace:
             self.limit = max(1.0, self.limit / 2)
             self._row += 1
             self._cut = self._grown = now
-        if retry_after_s is None:
+        if not retry_after_s:
+            # 0 is no pause to make: the next refusal would follow at once.
             exponent = min(max(0, self._row - 1), 10)
             retry_after_s = min(_LONGEST_OWN_PAUSE_S, _FIRST_PAUSE_S * 2**exponent)
         self._until = max(self._until, now + min(_LONGEST_PAUSE_S, retry_after_s))

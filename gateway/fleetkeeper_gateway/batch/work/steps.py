@@ -17,7 +17,13 @@ from typing import Final as Const
 import structlog
 
 from fleetkeeper_gateway.batch import metrics
-from fleetkeeper_gateway.batch.interfaces import Batches, Queue, QueueDown, StorageError
+from fleetkeeper_gateway.batch.interfaces import (
+    Batches,
+    ObjectMissing,
+    Queue,
+    QueueDown,
+    StorageError,
+)
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
     Counts,
@@ -26,6 +32,7 @@ from fleetkeeper_gateway.batch.model import (
     Status,
     Validated,
 )
+from fleetkeeper_gateway.batch.storage import BrokenObject
 from fleetkeeper_gateway.batch.work.finalize import Finalizer
 
 log = structlog.get_logger(__name__)
@@ -36,7 +43,7 @@ _FINALIZATIONS: Const = 2
 _SMALL_FINALIZATIONS: Const = 8
 _SMALL_LINES: Const = 1000
 """Batches with at most so many lines do not wait for the large ones."""
-_RENEWAL_S: Const = 10.0
+RENEWAL_S: Const = 10.0
 
 Validate = Callable[[BatchRecord], Awaitable[tuple[Validated, Sequence[LineRef]]]]
 
@@ -144,8 +151,16 @@ class Steps:
         record = known.record
         known.outstanding = await self._queue.outstanding(record)
         if known.outstanding is None:
-            lines = await self._batches.lines(record)
+            try:
+                lines = await self._batches.lines(record)
+            except (BrokenObject, ObjectMissing):
+                self._begin(known, self._recovered(known, validated))
+                return
             await self._queue.add(record, validated, lines)
+            if await self._batches.final(record) is not None:
+                # Another process, which led too, ended it meanwhile.
+                await self._forget(known)
+                return
             log.info("batch queued", batch=record.id, lines=len(lines), model=validated.model[:64])
         elif known.outstanding == 0:
             self._begin(known, self._finalized(known, Status.COMPLETED))
@@ -154,11 +169,9 @@ class Steps:
         """Take no more lines of a batch. Those that run get some time; then the batch ends."""
         now = self._monotonic()
         if known.stopped is None:
-            outstanding = await self._queue.outstanding(known.record)
-            await self._queue.remove(known.record)
+            running = await self._queue.remove(known.record)
             known.outstanding = None
-            # A batch that the queue does not know, or that has all results, has no lines that run.
-            known.stopped = now if outstanding else now - self._end_s
+            known.stopped = now if running else now - self._end_s
             log.info("batch ends early", batch=known.record.id, status=status.value)
         if now >= known.stopped + self._end_s:
             self._begin(known, self._finalized(known, status))
@@ -183,8 +196,9 @@ class Steps:
         await self._forget(known)
 
     async def _forget(self, known: Known) -> None:
-        await self._batches.forget_active(known.record)
+        # The marker goes last: if we end before, the next process that leads finds it.
         await self._queue.remove(known.record)
+        await self._batches.forget_active(known.record)
         known.is_over = True
 
     # -- tasks ------------------------------------------------------------------------------------
@@ -222,17 +236,46 @@ class Steps:
             seconds=round(self._monotonic() - began, 3),
         )
 
-    async def _finalized(self, known: Known, status: Status) -> None:
+    async def _recovered(self, known: Known, validated: Validated) -> None:
+        """Queue a batch without its index, or end it."""
+        lines = await self._lines(known, validated)
+        if lines is None:
+            await self._finalized(known, Status.FAILED)
+        else:
+            await self._queue.add(known.record, validated, lines)
+
+    async def _lines(self, known: Known, validated: Validated) -> Sequence[LineRef] | None:
+        """Return where the lines are; None if nothing tells it any more."""
         record = known.record
+        try:
+            return await self._batches.lines(record)
+        except (BrokenObject, ObjectMissing) as error:
+            if await self._batches.final(record) is not None:
+                # Another process ended it, and the index is gone for that.
+                known.is_checked = False
+                raise
+            log.warning("the input file is read again", batch=record.id, reason=str(error))
+        async with self._validations:
+            found, lines = await self._validate(record)
+        is_same = (found.lines, found.model) == (validated.lines, validated.model)
+        return lines if is_same else None
+
+    async def _finalized(self, known: Known, status: Status) -> None:
+        record, validated = known.record, known.validated
+        assert validated is not None  # noqa: S101 - only batches with lines are finalized
         what = f"finalize:{record.id}"
-        is_small = known.validated is not None and known.validated.lines <= _SMALL_LINES
+        is_small = validated.lines <= _SMALL_LINES
         async with self._small_finalizations if is_small else self._finalizations:
             if not await self._queue.leads(what):
                 # Another process does it, which led before us. Its lease ends with it.
                 raise QueueDown(f"{what} is led by another process")
-            renewal = asyncio.create_task(self._renew(what))
+            renewal = asyncio.create_task(self.renew(what))
             try:
-                lines = await self._batches.lines(record)
+                lines = await self._lines(known, validated)
+                if lines is None:
+                    log.error("a batch is damaged, and fails", batch=record.id)
+                    status = Status.FAILED
+                    lines = [LineRef(number, 0, 0) for number in range(validated.lines)]
                 final = await self._finalizer.finalize(record, lines, status)
             finally:
                 renewal.cancel()
@@ -244,10 +287,14 @@ class Steps:
             return
         await self._ended(known, final)
 
-    async def _renew(self, what: str) -> None:
+    async def renew(self, what: str) -> None:
+        """Keep a lease until cancelled."""
         while True:
-            await asyncio.sleep(_RENEWAL_S)
+            await asyncio.sleep(RENEWAL_S)
             try:
                 await self._queue.leads(what)
             except QueueDown as error:
                 log.info("lease cannot be renewed", lease=what, reason=str(error))
+            except Exception:
+                # A defect must not end the renewal without a word.
+                log.exception("lease cannot be renewed", lease=what)

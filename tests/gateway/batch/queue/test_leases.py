@@ -160,7 +160,7 @@ async def test_a_removed_batch_is_forgotten(world: World) -> None:
     record, other = await world.submit(queue, 20), await world.submit(queue, 3)
     taken = await queue.take({"*": 5}, GUARD_S)
     assert {each.batch for each in taken} == {record}
-    await queue.remove(record)
+    assert await queue.remove(record) == 5
     assert await queue.counts(record) is None
     assert await queue.outstanding(record) is None
     assert await queue.renew(taken) == set(taken)
@@ -169,7 +169,7 @@ async def test_a_removed_batch_is_forgotten(world: World) -> None:
     assert world.value(queue, "refused_total", reason="removed") == 5
     assert {each.batch for each in await world.drain(queue)} == {other}
     await queue.remove(other)
-    await queue.remove(other)
+    assert await queue.remove(other) == 0
     with world.redis.client() as client:
         left = set(client.scan_iter("fleetkeeper:batch:*"))
     assert not {key for key in left if "{" in key or "turns" in key or "batches" in key}, left

@@ -134,6 +134,15 @@ async def test_orphans_go_once_nobody_can_be_writing_any_more(storage: Storage) 
     assert await paths_in(storage) == []
 
 
+async def test_a_batch_that_lost_its_marker_gets_it_back(storage: Storage) -> None:
+    record = a_batch(1)
+    await storage.batches.create(record)
+    await storage.objects.delete([f"active/{KEY}/{record.id}"])
+    assert await storage.batches.active() == []
+    await storage.sweeper.sweep(NOW)
+    assert await storage.batches.active() == [record]
+
+
 async def test_results_that_came_after_the_end_go(storage: Storage) -> None:
     at = int(time.time())
     await storage.batches.create(a_batch(1))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_gateway.batch.interfaces import Commit, StorageError
+from fleetkeeper_gateway.batch.interfaces import Commit, QueueDown, StorageError
 from fleetkeeper_gateway.batch.metrics import Backlog, Due, required_rate
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
@@ -33,6 +33,7 @@ from fleetkeeper_gateway.batch.work.lifecycle import Lifecycle
 from fleetkeeper_gateway.batch.work.steps import Known, Parts
 from fleetkeeper_gateway.interfaces import Key, KeyRefused, Service
 from tests.gateway.batch.work.world import (
+    GUARD_S,
     KEY,
     FailingBatches,
     MemoryQueue,
@@ -45,6 +46,7 @@ from tests.gateway.batch.work.world import (
     put_file,
     result,
     until,
+    whole,
 )
 from tests.gateway.http.world import MemoryServices, service
 
@@ -218,12 +220,23 @@ async def test_lines_that_run_at_a_cancel_get_some_time(
         assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
 
 
+async def test_a_cancel_does_not_wait_if_no_line_runs(storage: Storage, queue: MemoryQueue) -> None:
+    async with leading(storage, queue, end_s=2 * GUARD_S) as world:
+        record = await world.create(4)
+        await world.queued(record)
+        await world.complete(record, 2)
+        await storage.batches.cancel(record, int(NOW))
+        final = await world.ended(record)
+        assert (final.status, final.counts) == (Status.CANCELLED, Counts(4, 1, 0))
+
+
 async def test_a_batch_expires_and_a_clock_set_back_does_not_bring_it_to_life(
     storage: Storage, queue: MemoryQueue
 ) -> None:
     async with leading(storage, queue) as world:
         record = await world.create(3)
         await world.queued(record)
+        assert await queue.take({"*": 1}, 0)
         world.wall.now = record.expires + 1.0
         await until("no more are taken", lambda: record.id not in queue.batches)
         world.wall.now = NOW
@@ -302,6 +315,79 @@ async def test_a_list_that_is_old_brings_no_batch_to_life(
         assert queue.batches == {}
 
 
+async def test_a_batch_that_another_process_ends_meanwhile_is_not_queued_again(
+    storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, _, _ = await put_batch(storage, 2)
+    add, added = queue.add, asyncio.Event()
+
+    async def late(*arguments: Any) -> None:
+        # The process stood still from its look at the queue until the batch had ended.
+        await storage.batches.put_final(record, Final(Status.CANCELLED, int(NOW), Counts(2)))
+        await storage.batches.forget_active(record)
+        await add(*arguments)
+        added.set()
+
+    monkeypatch.setattr(queue, "add", late)
+    async with leading(storage, queue) as world:
+        await asyncio.wait_for(added.wait(), GUARD_S)
+        rounds = len(world.looked)
+        await until("it was looked at", lambda: len(world.looked) > rounds + 3)
+        assert queue.batches == {}
+
+
+async def test_redis_forgets_a_batch_although_it_was_down_at_its_end(
+    storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, failures = queue.remove, [QueueDown("the test says so")] * 2
+
+    async def failing(record: BatchRecord) -> int:
+        if failures:
+            raise failures.pop()
+        return await remove(record)
+
+    monkeypatch.setattr(queue, "remove", failing)
+    async with leading(storage, queue) as world:
+        record = await world.create(2)
+        await world.queued(record)
+        await world.complete(record)
+        await until("it is forgotten", lambda: record.id not in queue.batches)
+        await world.ended(record)
+
+
+async def _damage_index(storage: Storage, record: BatchRecord) -> None:
+    found = await storage.objects.list(f"keys/{record.key_id}/batches/{record.id}/")
+    (path,) = [one.path for one in found if "/lines-" in one.path]
+    await storage.objects.write(path, whole(b"damaged"))
+
+
+async def test_a_batch_whose_index_is_damaged_is_read_again(
+    storage: Storage, queue: MemoryQueue
+) -> None:
+    record, _, _ = await put_batch(storage, 3)
+    await _damage_index(storage, record)
+    async with leading(storage, queue) as world:
+        await world.queued(record)
+        await world.complete(record)
+        assert (await world.ended(record)).counts == Counts(3, 3, 0)
+
+
+async def test_a_batch_whose_lines_cannot_be_found_any_more_fails(
+    storage: Storage, queue: MemoryQueue
+) -> None:
+    record, _, _ = await put_batch(storage, 3)
+    await storage.batches.add_segment(record, [result(1)])
+    await _damage_index(storage, record)
+    async with leading(storage, queue) as world:
+        world.mistakes = (Mistake("file_not_found", "gone"),)
+        final = await world.ended(record)
+    assert (final.status, final.counts) == (Status.FAILED, Counts(3, 1, 0))
+    output = await output_of(storage, record, final.output_file)
+    assert [number_of(line) for line in output] == [1]
+    errors = await output_of(storage, record, final.error_file)
+    assert [line["error"]["code"] for line in errors] == ["batch_failed"] * 2
+
+
 async def test_results_that_the_store_lost_are_computed_again(
     storage: Storage, queue: MemoryQueue
 ) -> None:
@@ -345,10 +431,12 @@ async def test_a_store_that_fails_for_a_while_loses_nothing(
             return world.batches.calls.count(call) >= before + 3
 
         await until("it failed three times", tried)
+        has_ended = await storage.batches.final(record) is not None
         world.batches.failing.clear()
-        await world.queued(record)
-        if await queue.outstanding(record):
-            await world.complete(record)
+        if not has_ended:
+            await world.queued(record)
+            if await queue.outstanding(record):
+                await world.complete(record)
         assert (await world.ended(record)).status is Status.COMPLETED
 
 
@@ -391,6 +479,32 @@ async def test_a_process_that_ends_lets_another_lead_at_once(
     async with leading(storage, queue) as world:
         await until("it does not lead", lambda: bool(world.looked))
     assert queue.resigned == ["batches"]
+
+
+async def test_who_leads_leads_on_while_looks_take_long(
+    storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "RENEWAL_S", 0.02)
+    leads, leases = queue.leads, []
+
+    async def noted(what: str) -> bool:
+        leases.append(what)
+        return await leads(what)
+
+    monkeypatch.setattr(queue, "leads", noted)
+    async with leading(storage, queue) as world:
+        may_look, looks = asyncio.Event(), asyncio.Event()
+
+        async def slow(_record: BatchRecord) -> None:
+            looks.set()
+            await may_look.wait()
+
+        monkeypatch.setattr(world.batches, "cancelled_at", slow, raising=False)
+        await put_batch(storage, 1)
+        await asyncio.wait_for(looks.wait(), GUARD_S)
+        before = leases.count("batches")
+        await until("its lease is renewed", lambda: leases.count("batches") > before + 2)
+        may_look.set()
 
 
 async def test_a_validation_that_fails_is_done_again(

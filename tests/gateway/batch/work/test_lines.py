@@ -34,6 +34,7 @@ def answer(status: int, body: bytes = b"{}") -> Answer:
         (answer(201), Verdict.OK),
         (answer(200, b"no JSON"), Verdict.FAILED),
         (answer(200, b'{"a": NaN}'), Verdict.FAILED),
+        (answer(200, b'{"a": -1e999}'), Verdict.FAILED),
         (answer(200, b"[" * 100_000), Verdict.FAILED),
         (answer(302), Verdict.ERROR),
         (answer(400), Verdict.ERROR),
@@ -95,6 +96,14 @@ def test_ids_are_those_of_the_line() -> None:
 def test_an_answer_that_is_no_json_is_kept_as_text() -> None:
     found = json.loads(answered_line(BATCH, 0, "c", answer(404, b"not \xff found")))
     assert found["response"]["body"] == "not \ufffd found"
+
+
+def test_a_number_that_no_float_holds_does_not_make_a_line_that_is_no_json() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    line = answered_line(BATCH, 0, "a", answer(400, b'{"a": 1e999}'))
+    assert json.loads(line, parse_constant=refuse)["response"]["body"] == '{"a": 1e999}'
 
 
 def test_a_line_without_an_answer_says_why() -> None:

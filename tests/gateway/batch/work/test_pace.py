@@ -30,6 +30,18 @@ def test_without_refusals_the_most_is_reached_within_seconds_although_lines_take
     assert pace.running == 256
 
 
+def test_a_refusal_that_asks_for_no_pause_gets_longer_and_longer_ones() -> None:
+    pace = Pace(256)
+    now, pauses = 0.0, []
+    for _ in range(4):
+        slots = fill(pace, now)
+        for slot in slots:
+            slot.refused(now + 0.1, 0.0)
+        pauses.append(pace.wakes(now + 0.1) - (now + 0.1))
+        now = pace.wakes(now + 0.1)
+    assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0])
+
+
 def test_short_lines_reach_the_most_within_a_few_round_trips() -> None:
     pace = Pace(256)
     now = 0.0

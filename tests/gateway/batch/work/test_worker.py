@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered
+from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered, StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, Result
 from fleetkeeper_gateway.batch.storage import Storage
+from fleetkeeper_gateway.batch.work import attempt as attempt_module
 from fleetkeeper_gateway.batch.work import recorder as recorder_module
 from fleetkeeper_gateway.batch.work import worker as worker_module
 from fleetkeeper_gateway.batch.work.inputs import Inputs
+from fleetkeeper_gateway.batch.work.lines import Request
 from fleetkeeper_gateway.batch.work.worker import Worker
 from tests.gateway.batch.work.world import (
     GUARD_S,
@@ -36,6 +39,7 @@ class Running:
         self.storage, self.queue, self.sender = storage, queue, sender
         self.batches = FailingBatches(storage)
         self.worker: Worker
+        self.inputs: Inputs
         self.task: asyncio.Task[None]
 
     async def batch(self, lines: int, number: int = 0, **changes: Any) -> BatchRecord:
@@ -70,7 +74,7 @@ async def working(
     end_s: float = 0.1,
 ) -> AsyncIterator[Running]:
     found = Running(storage, queue, sender)
-    inputs = Inputs(storage.objects, storage.files)
+    inputs = found.inputs = Inputs(storage.objects, storage.files)
     found.worker = Worker(
         queue,
         found.batches,
@@ -227,6 +231,37 @@ async def test_a_key_at_its_limit_does_not_stop_the_others(
         pace = running.worker.paces.of("m")
         assert pace.limit == 32.0, "the service refused nothing"
         assert len(running.sender.sent) <= 50 + 33
+
+
+async def test_a_key_rests_for_a_bounded_time(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_REST_S", 0.05)
+    monkeypatch.setattr(attempt_module, "LONGEST_REST_S", 0.05)
+    limits = [Answer(429, b'{"error": {"code": "rate_limit_exceeded"}}', "r", 1e8)]
+
+    async def once(number: int) -> Answer:
+        return limits.pop() if limits else ok(number)
+
+    sender.script = once
+    async with working(storage, queue, sender) as running:
+        await running.done(await running.batch(1))
+
+
+async def test_lines_that_cannot_be_read_are_not_tried_without_a_pause(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: object) -> Request:
+        raise StorageError("the test says so")
+
+    async with working(storage, queue, sender) as running:
+        monkeypatch.setattr(running.inputs, "request", failing)
+        await running.batch(1)
+        await until("it was given back", lambda: bool(queue.given_back))
+        pauses = running.worker._rests
+        assert pauses["key-1"] > time.monotonic()
+        monkeypatch.undo()
+        pauses.clear()
 
 
 async def test_while_the_store_fails_results_stay_and_no_lines_are_taken(

@@ -277,9 +277,15 @@ class MemoryQueue:
         batch = self.batches.get(record.id)
         return None if batch is None else len(batch.lines) - len(batch.done)
 
-    async def remove(self, record: BatchRecord) -> None:
+    async def remove(self, record: BatchRecord) -> int:
         self._check()
-        self.batches.pop(record.id, None)
+        batch = self.batches.pop(record.id, None)
+        if batch is None:
+            return 0
+        return sum(
+            line.fence is not None and number not in batch.done
+            for number, line in batch.lines.items()
+        )
 
     async def leads(self, what: str) -> bool:
         self._check()

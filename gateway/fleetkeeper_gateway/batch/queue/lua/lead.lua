@@ -5,5 +5,7 @@ local holder = redis.call('GET', lead)
 if holder and holder ~= ARGV[4] then
   return { 0, 0 }
 end
+-- The first write is one that a server takes even if it is full: who leads ends batches, which frees memory.
+redis.call('PEXPIRE', lead, ARGV[5])
 redis.call('SET', lead, ARGV[4], 'PX', ARGV[5])
 return { tick(), 1 }
