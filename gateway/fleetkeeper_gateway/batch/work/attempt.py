@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 _TELL_S: Final = 60.0
 LONGEST_REST_S: Final = 300.0
 """Of a key, whatever Retry-After says: the limit may have been raised."""
+UNKNOWN_REST_S: Final = 30.0
+"""Of a key that the upstream does not accept."""
 _UNREAD_S: Final = 5.0
 """Rest of a key whose lines cannot be read from the store."""
 
@@ -82,6 +84,8 @@ class Attempts:
         try:
             answer = await self._sender.send(taken.batch.key_id, taken.batch.endpoint, request.body)
             verdict = judge(answer)
+            if answer.status == 401:
+                self._tell(NotAnswered(f"401 for key {taken.batch.key_id}", sent=False))
         except NotAnswered as error:
             answer = error
             verdict = Verdict.FAILED if error.sent else Verdict.REFUSED
@@ -115,7 +119,8 @@ def _outcome(
         return GivenBack(attempt_counts=False)
     if verdict is Verdict.KEY_REFUSED:
         # Without a time, or with 0, it would be sent again and again without a pause.
-        rests_s = getattr(answer, "retry_after_s", None) or 1.0
+        unknown = isinstance(answer, Answer) and answer.status == 401
+        rests_s = getattr(answer, "retry_after_s", None) or (UNKNOWN_REST_S if unknown else 1.0)
         return GivenBack(attempt_counts=False, key_rests_s=min(LONGEST_REST_S, rests_s))
     number, custom_id = taken.line.number, request.custom_id
     if verdict is Verdict.FAILED or not isinstance(answer, Answer):

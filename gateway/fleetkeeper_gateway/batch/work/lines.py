@@ -39,7 +39,7 @@ class Verdict(enum.Enum):
     REFUSED = "refused"
     """Nothing worked on it, and it may be sent again."""
     KEY_REFUSED = "key_refused"
-    """The same, because of a limit of its key."""
+    """The same, because of its key: a limit, or it is not accepted."""
 
 
 def parse_request(line: bytes) -> Request:
@@ -59,6 +59,10 @@ def judge(answer: Answer) -> Verdict:
     """Return what an answer means."""
     if answer.status == 429:
         return Verdict.KEY_REFUSED if _code(answer.body) == KEY_LIMIT else Verdict.REFUSED
+    if answer.status == 401:
+        # It is about who asks, not about the line: a key was revoked, clocks differ, or a Secret with
+        # keys has not reached every pod yet.
+        return Verdict.KEY_REFUSED
     if answer.status == 503:
         return Verdict.REFUSED
     if answer.status >= 500:

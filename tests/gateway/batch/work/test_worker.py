@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered, StorageError
-from fleetkeeper_gateway.batch.model import BatchRecord, Result
+from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Result
 from fleetkeeper_gateway.batch.storage import Storage
 from fleetkeeper_gateway.batch.work import attempt as attempt_module
 from fleetkeeper_gateway.batch.work import recorder as recorder_module
@@ -246,6 +246,25 @@ async def test_a_key_rests_for_a_bounded_time(
     sender.script = once
     async with working(storage, queue, sender) as running:
         await running.done(await running.batch(1))
+
+
+async def test_a_line_waits_while_the_upstream_does_not_know_who_asks(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is wrong or a Secret that is not mounted yet says nothing about the line."""
+    monkeypatch.setattr(worker_module, "_REST_S", 0.05)
+    monkeypatch.setattr(attempt_module, "UNKNOWN_REST_S", 0.05)
+    unknown = [Answer(401, b'{"error": {"code": "invalid_api_key"}}', "r") for _ in range(20)]
+
+    async def later(number: int) -> Answer:
+        return unknown.pop() if unknown else ok(number)
+
+    sender.script = later
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(3)
+        await running.done(record)
+        assert (await queue.counts(record)) == Counts(3, completed=3)
+    assert unknown == []
 
 
 async def test_lines_that_cannot_be_read_are_not_tried_without_a_pause(
