@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -176,7 +177,9 @@ def make_folders(folder: Path) -> None:
         missing.append(folder)
         folder = folder.parent
     for one in reversed(missing):
-        one.mkdir(exist_ok=True)
+        # It may be there again, and gone again when it is looked at: `exist_ok` would raise then.
+        with suppress(FileExistsError):
+            one.mkdir()
         sync_folder(one.parent)
 
 

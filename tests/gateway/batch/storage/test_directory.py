@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -317,29 +319,47 @@ asyncio.run(race())
 """
 
 
+async def test_a_folder_that_another_process_makes_and_removes_meanwhile_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.mkdir
+    raced: list[Path] = []
+
+    def mkdir(path: Path, *words: object, **named: object) -> None:
+        if path.name == "b" and not raced:
+            raced.append(path)
+            raise FileExistsError(errno.EEXIST, "made by another process", str(path))
+        real(path, *words, **named)  # type: ignore[arg-type]
+
+    with closing(create_storage(settings(f"file://{tmp_path}"))) as storage:
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+        assert await storage.objects.create("keys/b/1", b"1")
+        assert raced
+        assert await storage.objects.read("keys/b/1") == b"1"
+
+
 def test_of_processes_that_share_a_directory_one_creates_an_object(tmp_path: Path) -> None:
     url = f"file://{tmp_path}"
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RACER, url, str(name)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in range(3)
-    ]
-    for racer in racers:
-        assert racer.stdout is not None
-        assert racer.stdout.readline() == "ready\n"
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    wins = []
-    for name, racer in enumerate(racers):
-        out, _ = racer.communicate(timeout=GUARD_S)
-        assert racer.returncode == 0
-        wins += [(int(number), str(name)) for number in out.split()]
+    with ExitStack() as stack:
+        racers = []
+        for name in range(3):
+            command = [sys.executable, "-c", _RACER, url, str(name)]
+            pipe = subprocess.PIPE
+            racer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+            racers.append(stack.enter_context(racer))
+            stack.callback(racer.kill)
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline() == "ready\n"
+        for racer in racers:
+            assert racer.stdin is not None
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        wins = []
+        for name, racer in enumerate(racers):
+            out, _ = racer.communicate(timeout=GUARD_S)
+            assert racer.returncode == 0
+            wins += [(int(number), str(name)) for number in out.split()]
     assert sorted(number for number, _ in wins) == list(range(100))
     for number, owner in wins:
         assert (tmp_path / f"keys/a/{number}").read_text() == owner
