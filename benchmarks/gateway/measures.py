@@ -40,7 +40,7 @@ class Size:
     open_streams: int
 
 
-FULL_SIZE = Size(blocks=5, seconds=10.0, open_streams=1000)
+FULL_SIZE = Size(blocks=4, seconds=10.0, open_streams=1000)
 QUICK_SIZE = Size(blocks=2, seconds=2.0, open_streams=50)
 
 

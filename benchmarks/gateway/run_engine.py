@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, help="file to lock while it measures")
     parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
     args = parser.parse_args()
-    blocks, seconds = (2, 5.0) if args.quick else (5, 20.0)
+    blocks, seconds = (2, 5.0) if args.quick else (4, 15.0)
     with (
         _locked(args.lock),
         tempfile.TemporaryDirectory(prefix="fleetkeeper-benchmark-") as folder,
