@@ -15,7 +15,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,7 +124,8 @@ class LoopbackEngines(PrometheusProxy):
             live
             for (kind, _), live in self.world.objects.items()
             if kind == "Pod"
-            and live["metadata"]["labels"].get(LABEL_SERVICE) == service
+            # The pod that proved the addresses may still be there. It has no labels.
+            and live["metadata"].get("labels", {}).get(LABEL_SERVICE) == service
             and "deletionTimestamp" not in live["metadata"]
             and live["status"].get("podIP")
         ]
@@ -333,7 +334,9 @@ async def loopback_engines(plane: ControlPlane, world: World) -> AsyncIterator[L
     finally:
         for process in world.processes:
             process.kill()
-        playing.cancel()
-        await asyncio.gather(playing, return_exceptions=True)
         await engines.stop()
         plane.kubectl("delete", "node", engines.node, "--ignore-not-found", "--wait=false")
+        playing.cancel()
+        # Raises what ended it earlier: without load, a test would only wait in vain.
+        with suppress(asyncio.CancelledError):
+            await playing
