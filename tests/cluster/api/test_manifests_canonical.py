@@ -67,7 +67,7 @@ def _apply(plane: ControlPlane, children: list[Manifest]) -> None:
         "-f",
         "-",
         input=json.dumps({"apiVersion": "v1", "kind": "List", "items": children}),
-        # Some 500 objects, one after the other.
+        # A thousand objects, one after the other.
         timeout_s=600,
     )
 
