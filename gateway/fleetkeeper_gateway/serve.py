@@ -6,13 +6,10 @@ import asyncio
 import contextlib
 import functools
 import gc
-import resource
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 import structlog
 import uvicorn
@@ -24,33 +21,22 @@ from fleetkeeper_gateway.http.application import Application
 from fleetkeeper_gateway.http.connection import connection_class
 from fleetkeeper_gateway.http.parts import Gateway, Parts
 from fleetkeeper_gateway.http.settings import ServeSettings
+from fleetkeeper_gateway.server import (
+    CannotStart,
+    Server,
+    allow_open_files,
+    listen,
+    server_config,
+)
 from fleetkeeper_gateway.telemetry.logs import configure_logs
 from fleetkeeper_gateway.upstream.attempts import Upstream
 from fleetkeeper_gateway.upstream.client import create_session
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.serve")
 
-KEEP_ALIVE_S: Final = 3700
-"""Idle time of a client's connection. Proxies keep theirs for a minute (load balancers), 90 s
-(Traefik) or an hour (Envoy), and must be the ones who end it: a request that meets the end of its
-connection fails."""
-_BACKLOG = 2048
-_TCP_OPTIONS: Final = {
-    # Bytes that the kernel takes ahead of a slow reader. It would take megabytes, and report
-    # progress only after a third of them.
-    socket.TCP_NOTSENT_LOWAT: 65_536,
-    # A client that vanished is found within two minutes.
-    socket.TCP_KEEPIDLE: 60,
-    socket.TCP_KEEPINTVL: 15,
-    socket.TCP_KEEPCNT: 4,
-}
 _SYNC_PERIOD_S = 0.5
 _ABORT_S = 5.0
 """Time in which aborted requests end."""
-
-
-class CannotStart(Exception):
-    """The process cannot start; the message says why and what to do."""
 
 
 @dataclass(slots=True)
@@ -75,20 +61,12 @@ class Addresses:
     admin: tuple[str, int]
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals to the process, which has two of them."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def main() -> int:
     """Serve until a signal ends it. Return the exit status."""
     try:
         settings = ServeSettings()
         configure_logs(settings.log_level, settings.log_format)
-        _allow_open_files()
+        allow_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve_with_default_parts(settings))
     except ValidationError as error:
@@ -177,13 +155,13 @@ async def serve(
         CannotStart: if an address cannot be listened on.
     """
     with (
-        _listen(settings.host, settings.port) as requests_socket,
-        _listen(settings.host, settings.admin_port) as admin_socket,
+        listen(settings.host, settings.port) as requests_socket,
+        listen(settings.host, settings.admin_port) as admin_socket,
     ):
         async with create_session(settings.connect_timeout_seconds) as session:
             gateway = Gateway(settings, parts, Upstream(session, settings.wait_seconds))
-            requests = _Server(_requests_config(gateway))
-            admin = _Server(_config(admin_application(gateway)))
+            requests = Server(_requests_config(gateway))
+            admin = Server(server_config(admin_application(gateway.state)))
             addresses = Addresses(requests_socket.getsockname()[:2], admin_socket.getsockname()[:2])
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(run()) for run in parts.background]
@@ -244,47 +222,6 @@ async def _drain(
 
 
 def _requests_config(gateway: Gateway) -> uvicorn.Config:
-    config = _config(Application(gateway))
+    config = server_config(Application(gateway))
     config.http = connection_class(gateway.settings.client_timeout_seconds)
     return config
-
-
-def _config(application: object) -> uvicorn.Config:
-    return uvicorn.Config(
-        application,  # type: ignore[arg-type]  # our ASGI types are looser than uvicorn's
-        interface="asgi3",
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-    )
-
-
-def _allow_open_files() -> None:
-    """Raise the soft limit of open files: a stream takes two, and the usual limit is 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server(
-            (host, port),
-            family=family,
-            backlog=_BACKLOG,
-            dualstack_ipv6=family == socket.AF_INET6 and host == "::",
-        )
-    except OSError as error:
-        raise CannotStart(f"cannot listen on {host} port {port}: {error}") from error
-    # Inherited by each connection.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _TCP_OPTIONS.items():
-        listener.setsockopt(socket.IPPROTO_TCP, option, value)
-    return listener

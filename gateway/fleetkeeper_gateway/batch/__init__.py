@@ -6,5 +6,5 @@
     storage     objects: files, batches, results (obstore)
     validation  reads an input file in a process of its own
     queue       streams, leases, commits and fairness in Redis, and their reconstruction
-    work        sends lines, writes segments, finalizes batches
+    workers     send lines, write segments, finalize batches
 """

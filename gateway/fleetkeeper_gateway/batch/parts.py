@@ -19,30 +19,27 @@ from fleetkeeper_gateway.batch.queue import RedisQueue, create_queue
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage
 from fleetkeeper_gateway.batch.validation.validator import Validator
-from fleetkeeper_gateway.batch.work.backlog import BacklogReport
-from fleetkeeper_gateway.batch.work.clock import Clock
-from fleetkeeper_gateway.batch.work.finalize import Finalizer
-from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.lifecycle import Lifecycle
-from fleetkeeper_gateway.batch.work.sender import UpstreamSender
-from fleetkeeper_gateway.batch.work.steps import Parts as LifecycleParts
-from fleetkeeper_gateway.batch.work.worker import Worker
+from fleetkeeper_gateway.batch.workers.backlog import BacklogReport
+from fleetkeeper_gateway.batch.workers.clock import Clock
+from fleetkeeper_gateway.batch.workers.finalize import Finalizer
+from fleetkeeper_gateway.batch.workers.inputs import Inputs
+from fleetkeeper_gateway.batch.workers.lifecycle import Lifecycle
+from fleetkeeper_gateway.batch.workers.sender import UpstreamSender
+from fleetkeeper_gateway.batch.workers.steps import Parts as LifecycleParts
+from fleetkeeper_gateway.batch.workers.worker import Worker
 from fleetkeeper_gateway.grants.settings import GrantSettings
 from fleetkeeper_gateway.grants.signer import BatchTokenSigner, create_key_files
 from fleetkeeper_gateway.interfaces import AuditLog
 from fleetkeeper_gateway.keys import AnonymousKeys, KeysSettings, WatchedKeys, create_keys
 from fleetkeeper_gateway.kubernetes.credentials import NoCredentials
 from fleetkeeper_gateway.limits import LimitSettings, estimate_tokens
+from fleetkeeper_gateway.server import CannotStart
 from fleetkeeper_gateway.services import ServicesSettings, WatchedServices, create_services
 
 log = structlog.get_logger(__name__)
 
 CLIENT_TIMEOUT_S = 60.0
 """Longest time that a client may send or read nothing."""
-
-
-class CannotStart(Exception):
-    """The process cannot start; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
-import socket
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
+from dataclasses import dataclass
 
 import structlog
 import uvicorn
@@ -21,37 +20,50 @@ import uvloop
 from pydantic import ValidationError
 
 from fleetkeeper_gateway.batch import metrics
-from fleetkeeper_gateway.batch.admin import AdminState, admin_application
 from fleetkeeper_gateway.batch.api import create_app
 from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError
 from fleetkeeper_gateway.batch.parts import (
     CLIENT_TIMEOUT_S,
     AllSettings,
     BatchParts,
-    CannotStart,
     create_parts,
 )
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import Storage, StoreRefused
+from fleetkeeper_gateway.http.admin import admin_application
 from fleetkeeper_gateway.http.connection import connection_class
+from fleetkeeper_gateway.server import CannotStart, Server, allow_open_files, listen, server_config
 from fleetkeeper_gateway.services import WatchedServices
 from fleetkeeper_gateway.telemetry.logs import configure_logs
 
 log = structlog.get_logger(__name__)
 
-_KEEP_ALIVE_S = 3700
-"""As `serve` has it: longer than the proxies before it."""
+_END_S = 10
+"""Time that requests have to end after a SIGTERM."""
 _SWEEP_S = 3600.0
 _FIRST_SWEEP_S = 60.0
 _CHECK_S = 2.0
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals to the process."""
+@dataclass(slots=True)
+class State:
+    """What decides whether requests may come."""
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    parts: BatchParts
+    store: bool = False
+    """Whether the store answered once."""
+    draining: bool = False
+
+    def told(self) -> dict[str, bool]:
+        """Return it. Without Redis requests may come: files and batches are kept."""
+        keys = self.parts.keys.synced
+        return {
+            "ready": self.store and keys and not self.draining,
+            "draining": self.draining,
+            "keys": keys,
+            "store": self.store,
+            "queue": self.parts.queue.up,
+        }
 
 
 def main() -> int:
@@ -59,8 +71,7 @@ def main() -> int:
     try:
         settings = AllSettings()
         configure_logs(settings.batch.log_level, settings.batch.log_format)
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        allow_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings))
     except ValidationError as error:
@@ -88,13 +99,13 @@ async def _run(settings: AllSettings) -> None:
 
 
 async def _serve(settings: BatchSettings, parts: BatchParts, stopping: asyncio.Event) -> None:
-    state = AdminState(keys=parts.keys, queue_up=lambda: parts.queue.up)
+    state = State(parts)
     with (
-        _listen(settings.host, settings.batch_port) as requests_socket,
-        _listen(settings.host, settings.batch_admin_port) as admin_socket,
+        listen(settings.host, settings.batch_port) as requests_socket,
+        listen(settings.host, settings.batch_admin_port) as admin_socket,
     ):
-        requests = _Server(_config(create_app(parts.api), http=connection_class(CLIENT_TIMEOUT_S)))
-        admin = _Server(_config(admin_application(state)))
+        requests = Server(_requests_config(parts))
+        admin = Server(server_config(admin_application(state.told)))
         async with asyncio.TaskGroup() as tasks:
             admin_task = tasks.create_task(admin.serve(sockets=[admin_socket]))
             background = [
@@ -166,27 +177,8 @@ async def _sweep(parts: BatchParts) -> None:
         await asyncio.sleep(_SWEEP_S)
 
 
-def _config(application: object, http: object = "httptools") -> uvicorn.Config:
-    return uvicorn.Config(
-        application,  # type: ignore[arg-type]  # our ASGI types are looser than uvicorn's
-        interface="asgi3",
-        http=http,  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=10,
-    )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    dualstack = family == socket.AF_INET6 and host == "::"
-    try:
-        return socket.create_server((host, port), family=family, dualstack_ipv6=dualstack)
-    except OSError as error:
-        raise CannotStart(f"cannot listen on {host} port {port}: {error}") from error
+def _requests_config(parts: BatchParts) -> uvicorn.Config:
+    config = server_config(create_app(parts.api))
+    config.http = connection_class(CLIENT_TIMEOUT_S)
+    config.timeout_graceful_shutdown = _END_S
+    return config

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -9,23 +11,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fleetkeeper_gateway.http.parts import Gateway
 
+def admin_application(state: Callable[[], Mapping[str, bool]]) -> Starlette:
+    """Return the application of the admin port.
 
-def admin_application(gateway: Gateway) -> Starlette:
-    """Return the application of the admin port."""
+    Args:
+        state: returns what readiness follows from, and `ready` itself.
+    """
 
     async def live(_: Request) -> Response:
         return JSONResponse({"live": True})
 
     async def ready(_: Request) -> Response:
-        status = {
-            "ready": gateway.ready,
-            "draining": gateway.draining,
-            "keys": gateway.parts.keys.synced,
-            "services": gateway.parts.services.synced,
-        }
-        return JSONResponse(status, status_code=200 if gateway.ready else 503)
+        found = dict(state())
+        return JSONResponse(found, status_code=200 if found["ready"] else 503)
 
     async def metrics(_: Request) -> Response:
         # In a thread: with many series it would delay the streams.

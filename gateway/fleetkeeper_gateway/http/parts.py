@@ -77,6 +77,15 @@ class Gateway:
         """Return whether keys and services are known."""
         return self.parts.keys.synced and self.parts.services.synced
 
+    def state(self) -> dict[str, bool]:
+        """Return what readiness follows from."""
+        return {
+            "ready": self.ready,
+            "draining": self.draining,
+            "keys": self.parts.keys.synced,
+            "services": self.parts.services.synced,
+        }
+
     def authenticate(self, authorization: str | None) -> Caller:
         """Return who sends a request.
 

@@ -7,8 +7,6 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import structlog
 import uvicorn
@@ -22,6 +20,7 @@ from fleetkeeper_gateway.kubernetes.client import PODS, KubernetesClient
 from fleetkeeper_gateway.kubernetes.credentials import NoCredentials, load_credentials
 from fleetkeeper_gateway.kubernetes.reflector import Watch
 from fleetkeeper_gateway.limits import LimitSettings, create_limiter
+from fleetkeeper_gateway.server import Server
 from fleetkeeper_gateway.telemetry.logs import configure_logs
 from fleetkeeper_gateway.usage import metrics
 from fleetkeeper_gateway.usage.app import UsageApp
@@ -31,19 +30,6 @@ from fleetkeeper_gateway.usage.settings import UsageSettings
 from fleetkeeper_gateway.usage.store import UsageStore
 
 log = structlog.get_logger(__name__)
-
-
-class HttpServer(uvicorn.Server):
-    """A server that leaves signals alone: uvicorn's own ends the process before the files are closed."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
-
-    def stop(self) -> None:
-        """End after the requests that run."""
-        self.should_exit = True
 
 
 def main() -> int:
@@ -108,7 +94,7 @@ async def _run(
     async with client:
         watch = Watch(client, PODS, pods, namespaces=settings.namespaces, selector=SELECTOR)
         work = [asyncio.create_task(watch.run()), asyncio.create_task(collector.run())]
-        http = HttpServer(config)
+        http = Server(config)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, http.stop)
         server = asyncio.create_task(http.serve())

@@ -11,7 +11,6 @@ from starlette.routing import Route
 
 from fleetkeeper_contract.gateway_labels import GATEWAY_POD_LABELS, USAGE_POD_LABELS
 from fleetkeeper_gateway.http.admin import admin_application
-from fleetkeeper_gateway.http.parts import Gateway
 from fleetkeeper_gateway.usage.app import UsageApp
 from fleetkeeper_gateway.usage.store import UsageStore
 from tests.support.gateway_chart import (
@@ -123,7 +122,7 @@ def test_probes_ask_paths_that_the_processes_serve() -> None:
     """The applications are asked for their routes, so that a renamed one is noticed here."""
     usage = UsageApp(cast("UsageStore", None), float, period_s=1)
     served = {
-        NAME: _paths(admin_application(cast("Gateway", None))),
+        NAME: _paths(admin_application(dict)),
         USAGE: _paths(usage.app()),
     }
     for name, paths in served.items():

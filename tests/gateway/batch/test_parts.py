@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fleetkeeper_gateway.batch.parts import AllSettings, CannotStart, create_parts
+from fleetkeeper_gateway.batch.parts import AllSettings, create_parts
 from fleetkeeper_gateway.batch.settings import BatchSettings
+from fleetkeeper_gateway.server import CannotStart
 
 
 @pytest.mark.parametrize(

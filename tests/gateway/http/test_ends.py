@@ -17,7 +17,8 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper_gateway.interfaces import Key
-from fleetkeeper_gateway.serve import CannotStart, main
+from fleetkeeper_gateway.serve import main
+from fleetkeeper_gateway.server import CannotStart
 from tests.gateway.http.world import (
     AUTHORIZATION,
     CHAT,

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from fleetkeeper.commands.batch.input_file import check_file
 from fleetkeeper_gateway.batch import metrics as of_batch
-from fleetkeeper_gateway.batch.work.lines import Verdict
+from fleetkeeper_gateway.batch.workers.lines import Verdict
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.demo.cluster import CommandError
 from fleetkeeper_local.demo.waiting_work import (

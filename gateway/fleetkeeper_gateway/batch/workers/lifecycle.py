@@ -15,7 +15,7 @@ import structlog
 
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError
-from fleetkeeper_gateway.batch.work.steps import RETRY_S, Known, Parts, Steps
+from fleetkeeper_gateway.batch.workers.steps import RETRY_S, Known, Parts, Steps
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleetkeeper_gateway.batch.storage import Storage
-from tests.gateway.batch.work.world import MemoryQueue, ScriptedSender, storage_in
+from tests.gateway.batch.workers.world import MemoryQueue, ScriptedSender, storage_in
 
 
 @pytest.fixture

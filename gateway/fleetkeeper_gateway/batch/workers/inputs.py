@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from fleetkeeper_gateway.batch.interfaces import Files, ObjectMissing, Objects, StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, LineRef
-from fleetkeeper_gateway.batch.work.lines import Request, parse_request
+from fleetkeeper_gateway.batch.workers.lines import Request, parse_request
 
 BLOCK_BYTES: Final = 1_048_576
 _MOST_BLOCKS: Final = 32

@@ -12,10 +12,10 @@ import pytest
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Final, Status
 from fleetkeeper_gateway.batch.storage import Storage
-from fleetkeeper_gateway.batch.work.finalize import Finalizer
-from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.merge import MEMORY_BYTES
-from tests.gateway.batch.work.world import (
+from fleetkeeper_gateway.batch.workers.finalize import Finalizer
+from fleetkeeper_gateway.batch.workers.inputs import Inputs
+from fleetkeeper_gateway.batch.workers.merge import MEMORY_BYTES
+from tests.gateway.batch.workers.world import (
     FailingBatches,
     number_of,
     output_of,

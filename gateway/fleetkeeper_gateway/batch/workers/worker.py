@@ -13,10 +13,10 @@ import structlog
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.interfaces import Batches, Queue, QueueDown, Sender, Taken
 from fleetkeeper_gateway.batch.model import Result
-from fleetkeeper_gateway.batch.work.attempt import Attempts, GivenBack, broken
-from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.pace import Paces, Slot
-from fleetkeeper_gateway.batch.work.recorder import Recorder
+from fleetkeeper_gateway.batch.workers.attempt import Attempts, GivenBack, broken
+from fleetkeeper_gateway.batch.workers.inputs import Inputs
+from fleetkeeper_gateway.batch.workers.pace import Paces, Slot
+from fleetkeeper_gateway.batch.workers.recorder import Recorder
 
 log = structlog.get_logger(__name__)
 

@@ -15,13 +15,13 @@ import pytest
 from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered, StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Result
 from fleetkeeper_gateway.batch.storage import Storage
-from fleetkeeper_gateway.batch.work import attempt as attempt_module
-from fleetkeeper_gateway.batch.work import recorder as recorder_module
-from fleetkeeper_gateway.batch.work import worker as worker_module
-from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.lines import Request
-from fleetkeeper_gateway.batch.work.worker import Worker
-from tests.gateway.batch.work.world import (
+from fleetkeeper_gateway.batch.workers import attempt as attempt_module
+from fleetkeeper_gateway.batch.workers import recorder as recorder_module
+from fleetkeeper_gateway.batch.workers import worker as worker_module
+from fleetkeeper_gateway.batch.workers.inputs import Inputs
+from fleetkeeper_gateway.batch.workers.lines import Request
+from fleetkeeper_gateway.batch.workers.worker import Worker
+from tests.gateway.batch.workers.world import (
     GUARD_S,
     FailingBatches,
     MemoryQueue,

@@ -28,9 +28,9 @@ from fleetkeeper_gateway.batch.model import (
     LineRef,
     Status,
 )
-from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.lines import unfinished_line
-from fleetkeeper_gateway.batch.work.merge import MEMORY_BYTES, Results, read_results
+from fleetkeeper_gateway.batch.workers.inputs import Inputs
+from fleetkeeper_gateway.batch.workers.lines import unfinished_line
+from fleetkeeper_gateway.batch.workers.merge import MEMORY_BYTES, Results, read_results
 
 log = structlog.get_logger(__name__)
 

@@ -33,7 +33,7 @@ from fleetkeeper_gateway.batch.model import (
     Validated,
 )
 from fleetkeeper_gateway.batch.storage import BrokenObject
-from fleetkeeper_gateway.batch.work.finalize import Finalizer
+from fleetkeeper_gateway.batch.workers.finalize import Finalizer
 
 log = structlog.get_logger(__name__)
 

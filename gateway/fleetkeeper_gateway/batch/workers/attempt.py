@@ -20,15 +20,15 @@ from fleetkeeper_gateway.batch.interfaces import (
     Taken,
 )
 from fleetkeeper_gateway.batch.model import MAX_ATTEMPTS, Result
-from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.lines import (
+from fleetkeeper_gateway.batch.workers.inputs import Inputs
+from fleetkeeper_gateway.batch.workers.lines import (
     Request,
     Verdict,
     answered_line,
     failed_line,
     judge,
 )
-from fleetkeeper_gateway.batch.work.pace import Slot
+from fleetkeeper_gateway.batch.workers.pace import Slot
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ import pytest
 
 from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered
 from fleetkeeper_gateway.batch.model import Status
-from fleetkeeper_gateway.batch.work.lines import (
+from fleetkeeper_gateway.batch.workers.lines import (
     Verdict,
     answered_line,
     failed_line,
@@ -17,7 +17,7 @@ from fleetkeeper_gateway.batch.work.lines import (
     parse_request,
     unfinished_line,
 )
-from tests.gateway.batch.work.world import batch_record
+from tests.gateway.batch.workers.world import batch_record
 
 BATCH = batch_record()
 LIMIT = {"error": {"code": "rate_limit_exceeded", "type": "rate_limit_error"}}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_gateway.batch.work.pace import ANY, Pace, Paces, Slot
+from fleetkeeper_gateway.batch.workers.pace import ANY, Pace, Paces, Slot
 
 
 def fill(pace: Pace, now: float) -> list[Slot]:

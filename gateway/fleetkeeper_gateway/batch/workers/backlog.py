@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fleetkeeper_gateway.batch.metrics import Backlog, Due
-from fleetkeeper_gateway.batch.work.steps import Known
+from fleetkeeper_gateway.batch.workers.steps import Known
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.routing import choose_service
 from fleetkeeper_gateway.interfaces import KeyRefused, Keys, Services

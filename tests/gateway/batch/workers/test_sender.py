@@ -16,8 +16,8 @@ from aiohttp import web
 from fleetkeeper.adapters.keys import new_grant_keys
 from fleetkeeper_contract.client_keys import ANONYMOUS
 from fleetkeeper_gateway.batch.interfaces import NotAnswered
-from fleetkeeper_gateway.batch.work import sender as module
-from fleetkeeper_gateway.batch.work.sender import UpstreamSender, retry_after
+from fleetkeeper_gateway.batch.workers import sender as module
+from fleetkeeper_gateway.batch.workers.sender import UpstreamSender, retry_after
 from fleetkeeper_gateway.grants.keys import KeyFiles
 from fleetkeeper_gateway.grants.signer import BatchTokenReader, BatchTokenSigner
 from fleetkeeper_local.control_plane.ports import free_ports

@@ -10,9 +10,9 @@ import pytest
 from fleetkeeper_gateway.batch.interfaces import ObjectMissing, StorageError
 from fleetkeeper_gateway.batch.model import LineRef
 from fleetkeeper_gateway.batch.storage import Storage
-from fleetkeeper_gateway.batch.work import inputs as module
-from fleetkeeper_gateway.batch.work.inputs import Inputs
-from tests.gateway.batch.work.world import batch_record, input_text, line_refs, put_file
+from fleetkeeper_gateway.batch.workers import inputs as module
+from fleetkeeper_gateway.batch.workers.inputs import Inputs
+from tests.gateway.batch.workers.world import batch_record, input_text, line_refs, put_file
 
 
 class CountedObjects:

@@ -23,16 +23,16 @@ from fleetkeeper_gateway.batch.model import (
     Validated,
 )
 from fleetkeeper_gateway.batch.storage import Storage
-from fleetkeeper_gateway.batch.work import lifecycle as module
-from fleetkeeper_gateway.batch.work import steps
-from fleetkeeper_gateway.batch.work.backlog import BacklogReport
-from fleetkeeper_gateway.batch.work.clock import Clock
-from fleetkeeper_gateway.batch.work.finalize import Finalizer
-from fleetkeeper_gateway.batch.work.inputs import Inputs
-from fleetkeeper_gateway.batch.work.lifecycle import Lifecycle
-from fleetkeeper_gateway.batch.work.steps import Known, Parts
+from fleetkeeper_gateway.batch.workers import lifecycle as module
+from fleetkeeper_gateway.batch.workers import steps
+from fleetkeeper_gateway.batch.workers.backlog import BacklogReport
+from fleetkeeper_gateway.batch.workers.clock import Clock
+from fleetkeeper_gateway.batch.workers.finalize import Finalizer
+from fleetkeeper_gateway.batch.workers.inputs import Inputs
+from fleetkeeper_gateway.batch.workers.lifecycle import Lifecycle
+from fleetkeeper_gateway.batch.workers.steps import Known, Parts
 from fleetkeeper_gateway.interfaces import Key, KeyRefused, Service
-from tests.gateway.batch.work.world import (
+from tests.gateway.batch.workers.world import (
     GUARD_S,
     KEY,
     FailingBatches,
