@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from fleetkeeper_gateway.batch.interfaces import Taken
 from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Validated
@@ -32,8 +32,11 @@ def batch_arguments(record: BatchRecord, validated: Validated) -> Arguments:
 
 
 def record_of(text: str) -> BatchRecord:
-    """Return the record of a batch that Redis kept."""
-    return BatchRecord(**json.loads(text))
+    """Return the record of a batch that Redis kept. Fields that this version does not know are ignored."""
+    kept = json.loads(text)
+    return BatchRecord(
+        **{one.name: kept[one.name] for one in fields(BatchRecord) if one.name in kept}
+    )
 
 
 def line_arguments(lines: Iterable[LineRef]) -> Arguments:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, MutableMapping
 from typing import Final, TypeVar
 
-from fleetkeeper_gateway.batch.interfaces import Files, ObjectMissing, Objects, StorageError
+from fleetkeeper_gateway.batch.interfaces import Files, ObjectMissing, Objects
 from fleetkeeper_gateway.batch.model import BatchRecord, LineRef
 from fleetkeeper_gateway.batch.workers.lines import Request, parse_request
 
@@ -32,7 +32,7 @@ class Inputs:
         """Return what a line asks for.
 
         Raises:
-            ObjectMissing: if its file is gone.
+            ObjectMissing: if its file is gone, or ends before it.
             StorageError: if it cannot be read now.
             ValueError: if it is no request.
         """
@@ -42,6 +42,7 @@ class Inputs:
         """Return the bytes of a line.
 
         Raises:
+            ObjectMissing: if its file is gone, or ends before it. Its bytes never change.
             StorageError: if it cannot be read now.
         """
         path = self._files.data_path(batch.key_id, batch.input_file)
@@ -52,7 +53,7 @@ class Inputs:
         start = line.offset - first * BLOCK_BYTES
         found = b"".join(blocks)[start : start + line.length]
         if len(found) != line.length:
-            raise StorageError(f"{path} ends before line {line.number + 1} does")
+            raise ObjectMissing(f"{path} ends before line {line.number + 1} does")
         return found
 
     async def _block(self, path: str, number: int) -> bytes:
@@ -70,7 +71,7 @@ class Inputs:
         start = number * BLOCK_BYTES
         length = min(BLOCK_BYTES, await self._size(path) - start)
         if length <= 0:
-            raise StorageError(f"{path} has no byte {start}")
+            raise ObjectMissing(f"{path} ends before byte {start}")
         return await self._objects.read_range(path, start, length)
 
     async def _size(self, path: str) -> int:

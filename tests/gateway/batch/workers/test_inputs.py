@@ -119,5 +119,5 @@ async def test_a_line_beyond_the_end_is_an_error(storage: Storage) -> None:
     record = batch_record()
     text = input_text(1)
     await put_file(storage, record, text)
-    with pytest.raises(StorageError, match="ends before line 1"):
+    with pytest.raises(ObjectMissing, match="ends before line 1"):
         await Inputs(storage.objects, storage.files).line(record, LineRef(0, 10, len(text)))
