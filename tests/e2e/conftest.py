@@ -7,6 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -19,7 +20,9 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
+from fleetkeeper_local.demo import waiting_work
 from fleetkeeper_local.demo.installation import (
+    BATCH,
     GATEWAY,
     ImageNames,
     Installation,
@@ -28,6 +31,7 @@ from fleetkeeper_local.demo.installation import (
     push_images,
     put_model,
 )
+from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.images import builder
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
@@ -154,6 +158,17 @@ def door(product: Installation) -> FrontDoor:
     """The gateway's Service, whose pods the installation awaited."""
     address = product.cluster.cluster_ip(product.namespace, GATEWAY)
     return FrontDoor(product.cluster, f"http://{address}", product.namespace)
+
+
+@pytest.fixture
+def work(
+    product: Installation, shared_fleet: Fleet, door: FrontDoor, tmp_path: Path
+) -> WaitingWork:
+    """A batch for the shared fleet that is not submitted yet."""
+    key = door.create_key(waiting_work.KEY, shared_fleet.namespace, "--highest-tier=batch")
+    url = f"http://{product.cluster.cluster_ip(product.namespace, BATCH)}"
+    names = (product.namespace, url, key, shared_fleet.name)
+    return WaitingWork(product.cluster, *names, tmp_path / "batch")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from requests import Session
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import Installation
+from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.node.node import Node
 from tests.support.service_world import steady
 from tests.support.shipped_queries import (
@@ -43,6 +44,8 @@ FAULTS: Final = ('reason="GrantsNotDemanded"', 'code=~"')
 """Selectors of alerts that have a series while a service has this reason, or after an error of the gateway."""
 AT_REST: Final = "Requests not admitted"
 """The panel that is empty while every request is admitted."""
+LINES: Final = 5_000
+"""Of a batch, so that it has a backlog until every query had data."""
 
 
 @pytest.fixture
@@ -61,6 +64,16 @@ def _without_data(prometheus: PrometheusConnect, queries: dict[str, str]) -> dic
     return {where: query for where, query in queries.items() if not prometheus.custom_query(query)}
 
 
+@pytest.fixture
+def backlog(work: WaitingWork) -> Iterator[None]:
+    """Lines of a batch that wait for the service."""
+    work.lines = LINES
+    work.submit()
+    yield
+    work.cancel()
+
+
+@pytest.mark.usefixtures("backlog")
 def test_every_query_has_data_of_a_real_service(
     product: Installation, fleet: Fleet, door: FrontDoor, prometheus: PrometheusConnect
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections.abc import Coroutine
@@ -121,6 +122,9 @@ async def _serve(settings: BatchSettings, parts: BatchParts, stopping: asyncio.E
                 worker_task = tasks.create_task(parts.worker.run())
                 requests_task = tasks.create_task(requests.serve(sockets=[requests_socket]))
                 log.info("batch process serves", requests=requests_socket.getsockname()[:2])
+                # What lasts as long as the process is not looked at by each full collection.
+                gc.collect()
+                gc.freeze()
                 await stopping.wait()
                 state.draining = requests.should_exit = True
                 parts.worker.stop()

@@ -193,8 +193,15 @@ def put_model(cluster: Cluster, node: Node, namespace: str) -> None:
 
 def desired_model_claim(folder: Path, node_name: str, namespace: str) -> list[Live]:
     """Return a node's directory as a volume, bound to the claim `models` of a namespace."""
+    return desired_claim(MODEL_CLAIM, folder, node_name, namespace, "ReadOnlyMany")
+
+
+def desired_claim(
+    name: str, folder: Path, node_name: str, namespace: str, access_mode: str
+) -> list[Live]:
+    """Return a node's directory as a volume, bound to a claim of a namespace."""
     common = {
-        "accessModes": ["ReadOnlyMany"],
+        "accessModes": [access_mode],
         "storageClassName": "",
         "volumeMode": "Filesystem",
     }
@@ -203,12 +210,12 @@ def desired_model_claim(folder: Path, node_name: str, namespace: str) -> list[Li
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
-            "metadata": {"name": f"fleetkeeper-models-{namespace}"},
+            "metadata": {"name": f"fleetkeeper-{name}-{namespace}"},
             "spec": {
                 **common,
                 "capacity": {"storage": "1Gi"},
                 "persistentVolumeReclaimPolicy": "Retain",
-                "claimRef": {"name": MODEL_CLAIM, "namespace": namespace},
+                "claimRef": {"name": name, "namespace": namespace},
                 "local": {"path": str(folder)},
                 "nodeAffinity": {
                     "required": {"nodeSelectorTerms": [{"matchExpressions": [on_node]}]}
@@ -218,7 +225,7 @@ def desired_model_claim(folder: Path, node_name: str, namespace: str) -> list[Li
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            "metadata": {"name": MODEL_CLAIM, "namespace": namespace},
+            "metadata": {"name": name, "namespace": namespace},
             "spec": {**common, "resources": {"requests": {"storage": "1Gi"}}},
         },
     ]

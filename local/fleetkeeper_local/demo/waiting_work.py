@@ -54,6 +54,7 @@ class WaitingWork:
         key: of a client.
         model: that the lines name.
         folder: for the input file and the results.
+        lines: of the input file.
     """
 
     cluster: Cluster
@@ -62,6 +63,7 @@ class WaitingWork:
     key: str
     model: str
     folder: Path
+    lines: int = LINES
     batch_id: str = ""
     seen: list[Seen] = field(default_factory=list)
 
@@ -73,9 +75,9 @@ class WaitingWork:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "batch.jsonl"
-        path.write_text("".join(f"{line}\n" for line in desired_lines(self.model)))
+        path.write_text("".join(f"{line}\n" for line in desired_lines(self.model, self.lines)))
         self.batch_id = self._command("submit", str(path), "--endpoint", ENDPOINT)
-        return f"submitted a batch of {LINES} lines"
+        return f"submitted a batch of {self.lines} lines"
 
     def look(self, stage: str) -> None:
         """Remember the progress at the end of a stage.
@@ -85,10 +87,25 @@ class WaitingWork:
         """
         if not self.batch_id:
             return
+        done, failed = self.counts()
+        self.seen.append(Seen(stage, time.time(), done, failed, self._refused()))
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many lines are done, and how many failed.
+
+        Raises:
+            LocalError: the batch process does not answer.
+        """
         counts = json.loads(self._command("status", self.batch_id, "--json"))["request_counts"]
-        self.seen.append(
-            Seen(stage, time.time(), counts["completed"], counts["failed"], self._refused())
-        )
+        return counts["completed"], counts["failed"]
+
+    def cancel(self) -> None:
+        """Cancel the batch.
+
+        Raises:
+            LocalError: it has ended, or the batch process does not answer.
+        """
+        self._command("cancel", self.batch_id)
 
     def end(self, samples: Sequence[Sample]) -> list[str]:
         """Wait for the end, read the results, and return the batch's part of the report.
@@ -105,7 +122,7 @@ class WaitingWork:
             [] if fetched[name] is None else ids_of(Path(fetched[name]))
             for name in ("output_file", "error_file")
         )
-        check_results(output, errors)
+        check_results(output, errors, self.lines)
         return report(self.seen, samples, len(output), len(errors))
 
     def _refused(self) -> int | None:
@@ -142,7 +159,7 @@ class WaitingWork:
         return done.stdout.strip()
 
 
-def desired_lines(model: str) -> list[str]:
+def desired_lines(model: str, lines: int = LINES) -> list[str]:
     """Return the lines of the input file."""
     body = {"model": model, "max_tokens": ANSWER_TOKENS, "ignore_eos": True}
     return [
@@ -154,13 +171,13 @@ def desired_lines(model: str) -> list[str]:
                 "body": {**body, "prompt": f"The queue has {number} lines"},
             }
         )
-        for number in range(LINES)
+        for number in range(lines)
     ]
 
 
 def id_of(number: int) -> str:
     """Return the custom_id of a line."""
-    return f"line-{number:03}"
+    return f"line-{number:05}"
 
 
 def ids_of(path: Path) -> list[str]:
@@ -168,17 +185,17 @@ def ids_of(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
-def check_results(output: Sequence[str], errors: Sequence[str]) -> None:
+def check_results(output: Sequence[str], errors: Sequence[str], lines: int = LINES) -> None:
     """Check that each line has one result, and that both files have the order of the input.
 
     Raises:
         LocalError: they do not.
     """
-    expected = [id_of(number) for number in range(LINES)]
+    expected = [id_of(number) for number in range(lines)]
     if sorted([*output, *errors]) != expected:
         raise LocalError(
             f"batch: {len(output)} and {len(errors)} results, "
-            f"of {len({*output, *errors})} different lines of {LINES}"
+            f"of {len({*output, *errors})} different lines of {lines}"
         )
     if list(output) != sorted(output) or list(errors) != sorted(errors):
         raise LocalError("batch: the results have not the order of the input")
@@ -202,6 +219,6 @@ def report(seen: Sequence[Seen], samples: Sequence[Sample], done: int, failed: i
         )
     return [
         *lines,
-        f"{LINES} lines: {done} done, {failed} failed. Each has one result, in the order of the input.",
+        f"{done + failed} lines: {done} done, {failed} failed. Each has one result, in the order of the input.",
         "refused: answered with 429 or 503 and sent again, which counts as no attempt.",
     ]

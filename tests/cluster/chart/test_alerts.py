@@ -23,6 +23,7 @@ GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-0"'
 SECOND_GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-1"'
 OF_BATCH: Final = f'namespace="fleetkeeper-system", pod="batch-0", {SERVICE}'
 USAGE: Final = 'namespace="fleetkeeper-system", pod="usage-0"'
+BATCH: Final = 'namespace="fleetkeeper-system", pod="batch-0"'
 ANSWERED: Final = 'service="team-a/chat", tier="standard", status="200"'
 OPEN_ENGINES: Final = 'type="Degraded", reason="GrantsNotDemanded"'
 REST: Final[dict[str, str]] = {
@@ -68,6 +69,7 @@ REST: Final[dict[str, str]] = {
     f"fleetkeeper_gateway_usage_lost_entries_total{{{USAGE}}}": "4x400",
     f"fleetkeeper_gateway_usage_read_age_seconds{{{USAGE}}}": "3x400",
     f"fleetkeeper_gateway_usage_pods_unreachable{{{USAGE}}}": "0x400",
+    f"fleetkeeper_gateway_batch_queue_up{{{BATCH}}}": "1x400",
 }
 """A service with one replica and its operator at rest, by series, every 15 s for 100 minutes."""
 
@@ -463,6 +465,23 @@ CASES: Final = (
         {f"fleetkeeper_gateway_usage_lost_entries_total{{{USAGE}}}": "_x220 5x400"},
         "57m",
         ('namespace="fleetkeeper-system"',),
+    ),
+    Case(
+        "FleetkeeperBatchQueueDown",
+        "no Redis",
+        {f"fleetkeeper_gateway_batch_queue_up{{{BATCH}}}": "0x400"},
+        "11m",
+        ('namespace="fleetkeeper-system"',),
+    ),
+    Case(
+        "FleetkeeperBatchQueueDown",
+        "one of two processes",
+        {
+            f"fleetkeeper_gateway_batch_queue_up{{{BATCH}}}": "0x400",
+            'fleetkeeper_gateway_batch_queue_up{namespace="fleetkeeper-system", pod="batch-1"}': "1x400",
+        },
+        "30m",
+        (),
     ),
     Case(
         "FleetkeeperUsageNotRead",

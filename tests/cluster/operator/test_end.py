@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -54,9 +55,9 @@ async def test_one_operator_serves_all_namespaces(world: World) -> None:
         path = f"/apis/fleetkeeper.io/v1alpha1/namespaces/{other}/inferenceservices/chat"
         await world.until("the other is ready", lambda: is_ready(plane.get(path)))
         await world.quiet()
-        homes = [write.namespace for write in world.writes(mark)]
-        assert sorted(set(homes)) == [world.namespace, other]
-        assert homes.count(other) == homes.count(world.namespace) <= 10
+        # Other tests may have left services on this control plane; they are served too.
+        homes = Counter(write.namespace for write in world.writes(mark))
+        assert 1 <= homes[other] == homes[world.namespace] <= 10
 
         deployment = plane.get(DEPLOYMENT.path(other, "chat")) or {}
         plane.kubectl("-n", other, "delete", "deployment", "chat")

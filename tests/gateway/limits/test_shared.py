@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from dataclasses import replace
 
@@ -90,7 +91,8 @@ async def test_headers_are_those_of_openai(redis: RedisServer, replicas: Replica
     found = (await limiter.admit(demand_of(key, tokens=1000))).headers
     assert found["x-ratelimit-limit-requests"] == "10"
     assert found["x-ratelimit-remaining-requests"] == "9"
-    assert found["x-ratelimit-reset-requests"] == "2m0s"
+    # Redis 7.0 reads the clock again for the rest of a TTL that the same script has set.
+    assert re.fullmatch(r"2m0s|1m59(\.\d+)?s", found["x-ratelimit-reset-requests"])
     assert found["x-ratelimit-limit-tokens"] == "6000"
     assert found["x-ratelimit-remaining-tokens"] == "5000"
     assert found["x-ratelimit-reset-tokens"] == "10s"

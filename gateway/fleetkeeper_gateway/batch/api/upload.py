@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -23,11 +24,17 @@ from fleetkeeper_gateway.batch.api.per_key import PerKey
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.model import FileRecord
 from fleetkeeper_gateway.http.asgi import ClientGone
+from fleetkeeper_gateway.http.bodies import BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.keys.bearer import invalid as invalid_key
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.batch.api")
 
+MIB = 1_048_576
+UPLOAD_BYTES = 24 * MIB
+"""What one upload may hold in memory: the parts that an object store has not confirmed."""
+MEMORY_BYTES = 504 * MIB
+"""Of all uploads."""
 _FIELD_BYTES = 1024
 _FORM_BYTES = 65_536
 """What a body may have beside the file itself."""
@@ -124,6 +131,7 @@ class UploadCalls:
     def __init__(self, parts: ApiParts, per_key: PerKey) -> None:
         self._parts = parts
         self._per_key = per_key
+        self._memory = BodyBudget(MEMORY_BYTES)
 
     async def create(self, call: Call) -> object:
         """Store a file and return it."""
@@ -133,7 +141,7 @@ class UploadCalls:
             raise file_too_large(parts.max_file_bytes)
         form = Form(call.header(b"content-type"), call.read_part)
         turns = self._per_key.turns(call.key_id)
-        async with turns.uploads:
+        async with turns.uploads, self._place(call.key_id):
             left_bytes = await self._check_quota(call.key_id, (announced or 0) - _FORM_BYTES)
             upload = UploadedFile(form, parts.max_file_bytes, left_bytes)
             file_id = f"file-{uuid.uuid4().hex}"
@@ -151,6 +159,19 @@ class UploadCalls:
                 await self._discard(call.key_id, file_id, path)
                 raise
         return file_document(record, parts.expiry(record))
+
+    @asynccontextmanager
+    async def _place(self, key_id: str) -> AsyncIterator[None]:
+        """Hold the memory of an upload.
+
+        Raises:
+            Refusal: there is none left for the key. A client that knows 503 tries again.
+        """
+        self._memory.take(key_id, UPLOAD_BYTES)
+        try:
+            yield
+        finally:
+            self._memory.give_back(key_id, UPLOAD_BYTES)
 
     async def _keep(self, key_id: str, file_id: str, upload: UploadedFile, size: int) -> FileRecord:
         """Make a stored file exist, if the key is still in force and has not reached its quota."""

@@ -23,6 +23,8 @@ from fleetkeeper_gateway.upstream.body import body_of
 from fleetkeeper_gateway.upstream.client import KEEP_ALIVE_S
 
 MAX_ANSWER_BYTES: Final = 67_108_864
+MAX_READING_BYTES: Final = 536_870_912
+"""Of all answers that are being read."""
 _CONNECT_S: Final = 10.0
 _PART_BYTES: Final = 65_536
 _TOKEN_S: Final = 20.0
@@ -74,6 +76,7 @@ class UpstreamSender:
         self._timeout_s = timeout_s
         self._monotonic = monotonic
         self._tokens: dict[str, tuple[str, float]] = {}
+        self._reading_bytes = 0
         self._session = aiohttp.ClientSession(
             # The worker bounds the number of lines.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
@@ -91,7 +94,8 @@ class UpstreamSender:
         """Send a request in tier batch, on behalf of a key.
 
         Raises:
-            NotAnswered: if no complete answer of at most 64 MiB came in time.
+            NotAnswered: if no complete answer of at most 64 MiB came in time, or so many large ones come
+                at once that there is no memory for this one.
         """
         own_id = uuid.uuid4().hex
         headers = {
@@ -114,7 +118,7 @@ class UpstreamSender:
             async with self._session.post(
                 url, data=body_of(body), headers=headers, allow_redirects=False
             ) as response:
-                data = await _whole(response)
+                data = await self._whole(response)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotAnswered(f"cannot connect ({type(error).__name__})", sent=False) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -127,6 +131,32 @@ class UpstreamSender:
             request_id=response.headers.get(REQUEST_ID_HEADER, own_id)[:200],
             retry_after_s=retry_after(response.headers.get("Retry-After"), time.time()),
         )
+
+    async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body of an answer.
+
+        Raises:
+            NotAnswered: if it is too large, or there is no memory for it.
+        """
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for part in response.content.iter_chunked(_PART_BYTES):
+                size += len(part)
+                self._reading_bytes += len(part)
+                if size > MAX_ANSWER_BYTES:
+                    response.close()
+                    raise NotAnswered(
+                        f"the answer has more than {MAX_ANSWER_BYTES} bytes", sent=True
+                    )
+                if self._reading_bytes > MAX_READING_BYTES:
+                    response.close()
+                    # As a refusal: fewer lines are sent, until their answers fit.
+                    raise NotAnswered("answers take all memory that they may take", sent=False)
+                parts.append(part)
+        finally:
+            self._reading_bytes -= size
+        return b"".join(parts)
 
     def _authorization(self, key_id: str) -> dict[str, str]:
         try:
@@ -150,23 +180,6 @@ class UpstreamSender:
             token = self._signer.sign(key_id)
             self._tokens[key_id] = (token, now + _TOKEN_S)
         return token
-
-
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an answer.
-
-    Raises:
-        NotAnswered: if it is too large.
-    """
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.content.iter_chunked(_PART_BYTES):
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            response.close()
-            raise NotAnswered(f"the answer has more than {MAX_ANSWER_BYTES} bytes", sent=True)
-        parts.append(part)
-    return b"".join(parts)
 
 
 def retry_after(value: str | None, now: float) -> float | None:

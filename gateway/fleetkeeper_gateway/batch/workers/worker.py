@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -29,6 +30,9 @@ _LEAST_WAIT_S: Final = 0.02
 _DOWN_PAUSE_S: Final = 0.5
 _REST_S: Final = 1.0
 """Pause after a look at the queue that found mostly lines of keys at a limit of their own."""
+_AGAIN_S: Final = 2.0
+"""Pause of a line after its first attempt that counts. Each further one is four times as long, so five
+attempts take three minutes: an engine that answers 500 until it is replaced costs no line."""
 _RECORD_S: Final = 20.0
 """Time to record results at the end of the process."""
 
@@ -76,7 +80,7 @@ class Worker:
         self._rests: dict[str, float] = {}
         """Keys at a limit of their own, until when."""
         self._changed = asyncio.Event()
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
 
     @property
     def held(self) -> int:
@@ -85,7 +89,7 @@ class Worker:
 
     def stop(self) -> None:
         """Take no more lines, and end `run` after those that run."""
-        self._is_stopping = True
+        self._stopping.set()
         self._changed.set()
 
     async def run(self) -> None:
@@ -101,7 +105,7 @@ class Worker:
     # -- taking -----------------------------------------------------------------------------------
 
     async def _take_lines(self) -> None:
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             self._changed.clear()
             now = self._monotonic()
             self._show()
@@ -128,7 +132,7 @@ class Worker:
         resting = [one for one in taken if one.batch.key_id in self._rests]
         started = [one for one in taken if one.batch.key_id not in self._rests]
         for one in started:
-            if self._is_stopping:
+            if self._stopping.is_set():
                 resting.append(one)
             else:
                 slot = self._slots[one] = self.paces.of(one.model).slot(now)
@@ -166,8 +170,16 @@ class Worker:
             return
         if outcome.key_rests_s is not None:
             self._rests[taken.batch.key_id] = self._monotonic() + outcome.key_rests_s
+        if outcome.attempt_counts:
+            await self._pause(_AGAIN_S * 4.0 ** (taken.attempt - 1))
         self._release(taken)
         await self._give_back([taken], attempt_counts=outcome.attempt_counts)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not for a line whose batch is gone, nor at the end of the process."""
+        with suppress(TimeoutError, asyncio.CancelledError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     def _release(self, taken: Taken) -> None:
         self._held.pop(taken, None)
@@ -219,7 +231,7 @@ class Worker:
         # A task that did not begin could not give its line back.
         await asyncio.sleep(0)
         waiting = [self._held[taken] for taken, slot in self._slots.items() if not slot.is_sent]
-        running = [self._held[taken] for taken in self._slots]
+        running = [task for task in self._held.values() if not task.done()]
         for task in waiting:
             task.cancel()
         log.info("worker drains", waiting=len(waiting), running=len(running) - len(waiting))

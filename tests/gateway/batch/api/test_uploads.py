@@ -8,6 +8,7 @@ import io
 import openai
 import pytest
 
+from fleetkeeper_gateway.batch.api import upload
 from fleetkeeper_gateway.batch.api.per_key import MAX_UPLOADS
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from tests.support.batch_api import GUARD_S, ApiWorld, form, jsonl, line, until, upload_head
@@ -295,6 +296,28 @@ async def test_uploads_at_the_same_time_do_not_exceed_a_quota_together() -> None
         assert sum(isinstance(one, openai.RateLimitError) for one in results) == 15
         assert len(stored(world)) == 5
         assert world.objects.most_unfinished <= MAX_UPLOADS
+
+
+async def test_uploads_of_a_key_leave_memory_for_those_of_others(
+    idle_world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slowly they come: each holds parts that an object store has not confirmed."""
+    monkeypatch.setattr(upload, "MEMORY_BYTES", 3 * upload.UPLOAD_BYTES)
+    body = form(PURPOSE, FILE)
+    async with idle_world.running() as world, world.client() as one, world.client("two") as two:
+        async with world.connected() as raw:
+            await raw.send(upload_head(len(body)) + body[:-10])
+            await until(lambda: world.objects.unfinished)
+            with pytest.raises(openai.InternalServerError) as refused:
+                await one.files.create(file=DATA, purpose="batch")
+            assert refused.value.response.status_code == 503
+            assert refused.value.code == "bodies_full"
+            assert refused.value.response.headers["retry-after"] == "1"
+            await two.files.create(file=DATA, purpose="batch")
+            await raw.send(body[-10:])
+            status, _ = await raw.answer()
+            assert status == 200
+        await one.files.create(file=DATA, purpose="batch")
 
 
 async def test_a_file_arrives_with_backpressure_from_the_store(world: ApiWorld) -> None:

@@ -32,6 +32,17 @@ class World:
     def __init__(self) -> None:
         self.objects = MemoryObjects()
         self.files = MemoryFiles(self.objects)
+        self._others = set(psutil.Process().children())
+
+    def children(self) -> list[psutil.Process]:
+        """Return the processes that run and that this test started."""
+        return [
+            child
+            for child in psutil.Process().children()
+            if child not in self._others
+            and child.is_running()
+            and child.status() != psutil.STATUS_ZOMBIE
+        ]
 
     async def put(self, data: bytes) -> None:
         record = FileRecord("file-1", "one", "in.jsonl", "batch", len(data), 1000)
@@ -68,15 +79,6 @@ async def test_a_line_that_is_accepted_can_be_read_by_the_process_that_sends_it(
 
 def python(code: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code, *arguments)
-
-
-def children() -> list[psutil.Process]:
-    """Return the processes that this one started and that have not ended."""
-    return [
-        child
-        for child in psutil.Process().children()
-        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
-    ]
 
 
 async def test_a_valid_file_has_a_model_tokens_and_lines(world: World) -> None:
@@ -196,7 +198,7 @@ async def test_processes_that_all_die_fail_the_batch(
     validated, refs = await world.validator(python(counted)).validate(RECORD)
     assert ([one.code for one in validated.mistakes], refs) == (["validation_failed"], ())
     assert count.read_text() == "x" * ATTEMPTS
-    assert children() == []
+    assert world.children() == []
 
 
 async def test_a_command_that_does_not_exist_fails_the_batch(world: World) -> None:
@@ -210,7 +212,7 @@ async def test_a_store_that_fails_is_reported_and_the_process_ends(world: World)
     world.objects.fail_streams_after = 3
     with pytest.raises(StorageError):
         await world.validator().validate(RECORD)
-    assert children() == []
+    assert world.children() == []
 
 
 async def test_a_file_with_fewer_bytes_than_it_had_is_no_valid_file(world: World) -> None:
@@ -226,11 +228,11 @@ async def test_a_cancelled_validation_kills_its_process(world: World) -> None:
     await world.put(b"x" * 3_000_000)
     hangs = python("import signal; signal.pause()")
     validating = asyncio.create_task(world.validator(hangs).validate(RECORD))
-    await until(children)
+    await until(world.children)
     validating.cancel()
     with pytest.raises(asyncio.CancelledError):
         await validating
-    assert children() == []
+    assert world.children() == []
 
 
 async def test_a_process_that_does_not_read_stops_the_store(world: World) -> None:
@@ -261,13 +263,13 @@ async def test_two_files_are_read_at_a_time(world: World, tmp_path: Path) -> Non
     hangs = python("import signal; signal.pause()")
     validator = world.validator(hangs)
     running = [asyncio.create_task(validator.validate(RECORD)) for _ in range(4)]
-    await until(lambda: len(children()) >= 2)
+    await until(lambda: len(world.children()) >= 2)
     await asyncio.wait(running, timeout=0.3)
-    assert len(children()) == 2
+    assert len(world.children()) == 2
     for one in running:
         one.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    assert children() == []
+    assert world.children() == []
 
 
 async def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:

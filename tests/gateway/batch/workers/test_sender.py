@@ -101,6 +101,33 @@ async def sending(
         await sender.close()
 
 
+async def test_answers_that_come_at_once_take_bounded_memory(
+    upstream: Upstream, keys: KeyFiles, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has no room is as one that was refused, and the next has room again."""
+    monkeypatch.setattr(module, "MAX_READING_BYTES", 1_500_000)
+    go_on = asyncio.Event()
+
+    async def large(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"x" * 1_000_000)
+        await go_on.wait()
+        await response.write_eof()
+        return response
+
+    upstream.script = large
+    async with sending(upstream.url, keys, clock) as sender:
+        tasks = [asyncio.create_task(sender.send("key-1", PATH, BODY)) for _ in range(2)]
+        (refused,), (first,) = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        error = refused.exception()
+        assert isinstance(error, NotAnswered)
+        assert not error.sent
+        go_on.set()
+        assert len((await first).body) == 1_000_000
+        assert len((await sender.send("key-1", PATH, BODY)).body) == 1_000_000
+
+
 async def test_a_line_is_sent_on_behalf_of_its_key(
     upstream: Upstream, keys: KeyFiles, clock: Clock
 ) -> None:

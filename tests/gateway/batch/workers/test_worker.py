@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections import Counter
@@ -164,7 +165,10 @@ async def test_five_attempts_that_ended_an_engine_make_an_error_line(
     queue: MemoryQueue,
     sender: ScriptedSender,
     ending: Answer | NotAnswered,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(worker_module, "_AGAIN_S", 0.001)
+
     async def script(number: int) -> Answer:
         if number != 1:
             return ok(number)
@@ -181,6 +185,44 @@ async def test_five_attempts_that_ended_an_engine_make_an_error_line(
         (failed,) = [one for one in await running.results(record) if not one.ok]
         assert (failed.line, failed.attempt) == (1, 5)
         assert json.loads(failed.text)["error"]["code"] == "engine_failed"
+
+
+async def test_a_line_that_failed_waits_longer_each_time_and_takes_no_place(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that answers 500 until it is replaced must not use up five attempts in seconds."""
+    monkeypatch.setattr(worker_module, "_AGAIN_S", 0.1)
+    sent: list[float] = []
+
+    async def script(number: int) -> Answer:
+        if number != 0:
+            return ok(number)
+        sent.append(time.monotonic())
+        return Answer(500, b"", "r") if len(sent) < 4 else ok(number)
+
+    sender.script = script
+    async with working(storage, queue, sender, concurrency=1) as running:
+        record = await running.batch(3)
+        await running.done(record)
+        assert sender.sent[:4] == [0, 1, 2, 0], "the others ran meanwhile"
+        pauses = [after - before for before, after in itertools.pairwise(sent)]
+        assert all(
+            found >= least for found, least in zip(pauses, (0.1, 0.4, 1.6), strict=True)
+        ), pauses
+
+
+async def test_a_line_that_pauses_is_given_back_at_the_end(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    async def script(number: int) -> Answer:
+        return Answer(500, b"", "r")
+
+    sender.script = script
+    async with working(storage, queue, sender) as running:
+        await running.batch(1)
+        await until("it pauses", lambda: not running.worker._slots and running.worker.held == 1)
+        assert queue.given_back == []
+    assert queue.given_back[0] == (0, True), "the worker may meet it again while it stops"
 
 
 @pytest.mark.parametrize(
@@ -382,7 +424,7 @@ async def test_at_the_end_lines_that_run_are_finished_and_others_given_back(
         record = await running.batch(50)
         await until("it is full", lambda: sender.running == 10)
         running.worker.stop()
-        await until("it has noticed", lambda: running.worker._is_stopping)
+        await until("it has noticed", lambda: running.worker._stopping.is_set())
         held.set()
         await running.task
         done = queue.batches[record.id].done
@@ -409,8 +451,10 @@ async def test_a_line_that_does_not_end_in_time_is_given_back(
 
 
 async def test_a_defect_does_not_come_back_forever(
-    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(worker_module, "_AGAIN_S", 0.001)
+
     async def script(number: int) -> Answer:
         if number == 1:
             raise RuntimeError("a defect")
@@ -425,8 +469,9 @@ async def test_a_defect_does_not_come_back_forever(
 
 
 async def test_lines_whose_file_is_gone_get_error_lines(
-    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(worker_module, "_AGAIN_S", 0.001)
     async with working(storage, queue, sender) as running:
         record, validated, refs = await put_batch(storage, 3)
         await storage.files.delete(record.key_id, record.input_file)
