@@ -209,8 +209,8 @@ class Measuring:
     async def _realtime_cell(self, client: CompletionClient, due: Sequence[Arrival]) -> Realtime:
         before = self._engine.scheduler()
         samples = await run_open_loop(client, due)
-        after = await self._scheduled(before, len(due))
         first = [s.first_token_s for s in samples if s.first_token_s is not None]
+        after = await self._scheduled(before, len(first))
         each = [
             (s.outcome.ended_s - s.outcome.first_token_s) / (s.outcome.tokens - 1)
             for s in samples

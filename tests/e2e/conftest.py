@@ -7,8 +7,8 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +17,10 @@ from fleetkeeper_local.common.lock import machine_owner
 from fleetkeeper_local.common.paths import cache_dir
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_local.demo import waiting_work
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
-from fleetkeeper_local.demo import waiting_work
 from fleetkeeper_local.demo.installation import (
     BATCH,
     GATEWAY,

@@ -93,7 +93,9 @@ def test_an_upgrade_costs_a_running_batch_nothing(
     _await_more(work, 20, "before the upgrade")
     kept.install(_with_batch(kept, concurrency=2 * CONCURRENCY))
     until(
-        lambda: [pod.uid != old.uid and pod.ready for pod in gateway_pods(kept, COMPONENT)] == [True],
+        lambda: (
+            [pod.uid != old.uid and pod.ready for pod in gateway_pods(kept, COMPONENT)] == [True]
+        ),
         "the new batch process alone",
     )
     assert "0 failed" in "\n".join(work.end([]))
@@ -122,7 +124,9 @@ def test_what_is_killed_costs_a_batch_no_line(
     (engine,) = fleet.pods("engine")
     _kill(engine, "VLLM::EngineCore")
     fleet.until(
-        lambda: all(pod.uid != engine.uid or pod.restarts > engine.restarts for pod in fleet.pods("engine")),
+        lambda: all(
+            pod.uid != engine.uid or pod.restarts > engine.restarts for pod in fleet.pods("engine")
+        ),
         "the engine is replaced or starts again",
     )
     assert "0 failed" in "\n".join(work.end([]))

@@ -206,9 +206,9 @@ async def test_a_line_that_failed_waits_longer_each_time_and_takes_no_place(
         await running.done(record)
         assert sender.sent[:4] == [0, 1, 2, 0], "the others ran meanwhile"
         pauses = [after - before for before, after in itertools.pairwise(sent)]
-        assert all(
-            found >= least for found, least in zip(pauses, (0.1, 0.4, 1.6), strict=True)
-        ), pauses
+        assert all(found >= least for found, least in zip(pauses, (0.1, 0.4, 1.6), strict=True)), (
+            pauses
+        )
 
 
 async def test_a_line_that_pauses_is_given_back_at_the_end(
@@ -424,7 +424,7 @@ async def test_at_the_end_lines_that_run_are_finished_and_others_given_back(
         record = await running.batch(50)
         await until("it is full", lambda: sender.running == 10)
         running.worker.stop()
-        await until("it has noticed", lambda: running.worker._stopping.is_set())
+        await until("it has noticed", running.worker._stopping.is_set)
         held.set()
         await running.task
         done = queue.batches[record.id].done
