@@ -129,6 +129,19 @@ def page(found: Found) -> str:
     )
 
 
+def long_page(found: Found) -> str:
+    """Return the section about long batches in Markdown."""
+    failed = sum(cell.failed for block in found.offline for cell in block.values())
+    return "\n\n".join(
+        [
+            f"**{found.lines} lines that are all there at the start.** Ratios are of one block.",
+            _offline(found.offline),
+            _throughput_goal(found.offline),
+            f"{failed} requests failed.",
+        ]
+    )
+
+
 def _offline(blocks: Sequence[Mapping[str, Cell]]) -> str:
     rows = []
     for name in blocks[0]:

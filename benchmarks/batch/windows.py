@@ -1,6 +1,7 @@
 """Time-windowed batching, the batch tier and an unlimited client, on one real vLLM on CPU.
 
     python benchmarks/batch/windows.py            # a quarter of an hour; writes RESULTS.md
+    python benchmarks/batch/windows.py --long     # five minutes: long batches alone; another section
     python benchmarks/batch/windows.py --quick    # two minutes, to see that it runs; prints alone
 
 The classic way to fill a batch is a window: a client collects requests until so many are there or a
@@ -41,9 +42,10 @@ from window_figures import (  # noqa: E402
     Realtime,
     bucket_p99_s,
     cell_of,
+    long_page,
     page,
 )
-from window_modes import MODES, UNLIMITED, FullQueue, Send, patient_client  # noqa: E402
+from window_modes import MODES, TIER, UNLIMITED, FullQueue, Send, patient_client  # noqa: E402
 
 from fleetkeeper_engine.shm.layout import SchedulerBlock, Tier  # noqa: E402
 from fleetkeeper_local.common.report import say  # noqa: E402
@@ -53,6 +55,9 @@ from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
 from tests.support.inside_engine import MODEL, SETTINGS, InsideEngine  # noqa: E402
 
 HEADING = "Time-windowed batching and the batch tier"
+LONG_HEADING = "Long batches"
+LONG_LINES = 1500
+"""So many that upload, validation and the files of results take a small part of the time."""
 TITLE = "# Batches, measured\n"
 LENGTHS = (8, 128)
 """Tokens of an answer. A window waits for its longest."""
@@ -81,6 +86,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="see that it runs; write nothing")
+    parser.add_argument("--long", action="store_true", help="measure long batches, and no windows")
     parser.add_argument("--without-process", action="store_true", help="leave the process out")
     parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
     args = parser.parse_args()
@@ -90,17 +96,17 @@ def main() -> None:
         engine = InsideEngine(Path(folder) / "engine", settings)
         try:
             measuring = Measuring(engine, size, Path(folder), with_process=not args.without_process)
-            found = asyncio.run(measuring.run())
+            found = asyncio.run(measuring.run(only_long=args.long))
         finally:
             engine.stop()
     text = (
         f"{measured_on()} vLLM on CPU with the tiny model, at most {SETTINGS.max_sequences} sequences at "
         f"a time, answers of {LENGTHS[0]} to {LENGTHS[1]} tokens; {size.blocks} blocks. Engine and clients "
-        f"share the machine.\n\n{page(found)}\n"
+        f"share the machine.\n\n{(long_page if args.long else page)(found)}\n"
     )
     print(text)
     if not args.quick:
-        write_section(HEADING, text, args.out, title=TITLE)
+        write_section(LONG_HEADING if args.long else HEADING, text, args.out, title=TITLE)
 
 
 class Measuring:
@@ -118,8 +124,8 @@ class Measuring:
         self._realtime: list[dict[str, Realtime]] = []
         self._rates: list[float] = []
 
-    async def run(self) -> Found:
-        """Return the figures of all blocks."""
+    async def run(self, *, only_long: bool = False) -> Found:
+        """Return the figures of all blocks. `only_long`: those of long batches, and no others."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(patient_client(self._engine.url, MODEL))
             runs = {name: self._mode(client, tier, send) for name, (tier, send) in MODES.items()}
@@ -140,8 +146,30 @@ class Measuring:
                 every[PROCESS] = through_process
             await self._mode(client, "standard", MODES[UNLIMITED][1])(_lines(32, 0))  # warm
             for number in range(self._size.blocks):
-                await self._block(number, client, runs, every)
-        return Found(self._offline, self._arriving, self._realtime, self._size.lines, self._rates)
+                if only_long:
+                    say(f"block {number + 1} of {self._size.blocks}: {LONG_LINES} lines")
+                    long = {
+                        name: every[name] for name in (UNLIMITED, TIER, PROCESS) if name in every
+                    }
+                    await self._offline_block(number, long, _lines(LONG_LINES, number))
+                else:
+                    await self._block(number, client, runs, every)
+        lines = LONG_LINES if only_long else self._size.lines
+        return Found(self._offline, self._arriving, self._realtime, lines, self._rates)
+
+    async def _offline_block(
+        self,
+        number: int,
+        modes: dict[str, Callable[[Sequence[Arrival]], Awaitable[Cell]]],
+        lines: Sequence[Arrival],
+    ) -> dict[str, Cell]:
+        """Measure lines that are all there at the start."""
+        found = {}
+        for name in rotated(list(modes), number):
+            await self._engine.until_idle()
+            found[name] = await modes[name](lines)
+        self._offline.append({name: found[name] for name in modes})
+        return found
 
     def _mode(
         self, client: CompletionClient, tier: str, send: Send
@@ -162,11 +190,7 @@ class Measuring:
         size = self._size
         say(f"block {number + 1} of {size.blocks}: all lines at the start")
         lines = _lines(size.lines, number)
-        offline = {}
-        for name in rotated(list(every), number):
-            await self._engine.until_idle()
-            offline[name] = await every[name](lines)
-        self._offline.append({name: offline[name] for name in every})
+        offline = await self._offline_block(number, every, lines)
         tokens = sum(line.output_tokens for line in lines)
         capacity_per_s = offline[UNLIMITED].tokens_per_s * len(lines) / tokens
         say(f"block {number + 1}: lines that arrive")

@@ -93,6 +93,17 @@ def test_the_page_has_each_mode_and_ratios_of_one_block(part: Part) -> None:
     assert "0 requests failed." in text
 
 
+def test_long_batches_have_a_page_of_their_own(part: Part) -> None:
+    figures, modes = part("window_figures"), part("window_modes")
+    cell = figures.Cell(100.0, 1.0, 2.0, 0)
+    block = {modes.UNLIMITED: cell, figures.PROCESS: figures.Cell(90.0, 1.0, 2.0, 1)}
+    text = figures.long_page(found(part, offline=[block], arriving=[], realtime=[], lines=1500))
+    assert "1500 lines" in text
+    assert "the batch process has at least 0.85 times" in text
+    assert "0.90 (0.90 to 0.90), met" in text
+    assert "1 requests failed." in text
+
+
 def test_missed_goals_are_told(part: Part) -> None:
     figures, modes = part("window_figures"), part("window_modes")
     slow = dict(found(part).offline[0])
