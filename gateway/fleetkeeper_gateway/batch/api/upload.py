@@ -33,8 +33,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.ba
 MIB = 1_048_576
 UPLOAD_BYTES = 24 * MIB
 """What one upload may hold in memory: the parts that an object store has not confirmed."""
-MEMORY_BYTES = 504 * MIB
-"""Of all uploads."""
+MEMORY_BYTES = 21 * UPLOAD_BYTES
+"""What all uploads may hold. A pod has 2 GiB by default."""
 _FIELD_BYTES = 1024
 _FORM_BYTES = 65_536
 """What a body may have beside the file itself."""

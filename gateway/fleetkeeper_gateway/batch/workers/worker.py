@@ -32,7 +32,7 @@ _REST_S: Final = 1.0
 """Pause after a look at the queue that found mostly lines of keys at a limit of their own."""
 _AGAIN_S: Final = 2.0
 """Pause of a line after its first attempt that counts. Each further one is four times as long, so five
-attempts take three minutes: an engine that answers 500 until it is replaced costs no line."""
+attempts take almost three minutes: an engine that answers 500 until it is replaced costs no line."""
 _RECORD_S: Final = 20.0
 """Time to record results at the end of the process."""
 
