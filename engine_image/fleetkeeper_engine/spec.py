@@ -34,6 +34,7 @@ from fleetkeeper_contract.traces_endpoint import (
 )
 from fleetkeeper_contract.traces_endpoint import PATTERN as TRACES_ENDPOINT
 from fleetkeeper_engine.reserved_options import reserved_option
+from fleetkeeper_engine.simulation import Simulation
 
 CONTRACT = 1
 """Version of the document, the metrics and the exit codes. The operator supports N and N-1."""
@@ -344,6 +345,9 @@ class EngineDocument(_Section):
     ports: Ports = Ports()
     control: Control = Control()
     tracing: Tracing | None = None
+    simulation: Simulation | None = Field(
+        default=None, description="Absent for an engine that runs vLLM."
+    )
 
 
 class InvalidDocumentError(ValueError):
