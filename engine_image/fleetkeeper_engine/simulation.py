@@ -40,7 +40,7 @@ class FaultKind(StrEnum):
 
 
 class Fault(_Section):
-    """One fault, a fixed time after the engine is ready."""
+    """One fault, a fixed time after the start."""
 
     kind: FaultKind = Field(strict=False)
     after_seconds: float = Field(
@@ -48,7 +48,7 @@ class Fault(_Section):
         ge=0.0,
         le=31_536_000.0,
         allow_inf_nan=False,
-        description="Seconds of real time after the API server first answers.",
+        description="Seconds of real time after the start, when the engine can run steps.",
     )
 
 

@@ -349,6 +349,12 @@ class EngineDocument(_Section):
         default=None, description="Absent for an engine that runs vLLM."
     )
 
+    @model_validator(mode="after")
+    def _simulation_needs_no_device(self) -> Self:
+        if self.simulation is not None and self.accelerator is not Accelerator.CPU:
+            raise ValueError("a simulated engine needs accelerator cpu")
+        return self
+
 
 class InvalidDocumentError(ValueError):
     """The document cannot be used; the message is one line that names every bad field."""

@@ -25,7 +25,8 @@ from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET, serve_drain
 from fleetkeeper_engine.supervisor.engine_client import EngineClient
 from fleetkeeper_engine.supervisor.health import SERVER_PERIOD_S
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
-from fleetkeeper_engine.supervisor.launch.prepare import Prepared, pod_limit_bytes, prepare
+from fleetkeeper_engine.supervisor.launch.prepare import prepare
+from fleetkeeper_engine.supervisor.launch.prepared import Prepared, pod_limit_bytes
 from fleetkeeper_engine.supervisor.launch.start_measurements import write_measured
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
 from fleetkeeper_engine.supervisor.memory.release import release_memory

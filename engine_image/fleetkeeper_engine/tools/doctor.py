@@ -21,7 +21,8 @@ from fleetkeeper_engine.spec import (
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.features import find_features
 from fleetkeeper_engine.supervisor.launch.memory_plan import GIB
-from fleetkeeper_engine.supervisor.launch.prepare import pod_limit_bytes, prepare
+from fleetkeeper_engine.supervisor.launch.prepare import prepare
+from fleetkeeper_engine.supervisor.launch.prepared import pod_limit_bytes
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
 from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
 from fleetkeeper_engine.supervisor.process import Reaper

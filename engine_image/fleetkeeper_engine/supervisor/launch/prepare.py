@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fleetkeeper_contract.exit_codes import DeathClass
@@ -52,26 +52,13 @@ from fleetkeeper_engine.supervisor.launch.object_storage import (
     is_object_storage,
     require_streamer,
 )
+from fleetkeeper_engine.supervisor.launch.prepare_simulated import prepare_simulated
+from fleetkeeper_engine.supervisor.launch.prepared import Prepared, pod_limit_bytes
 from fleetkeeper_engine.supervisor.launch.start_measurements import read_measured
-from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
+from fleetkeeper_engine.supervisor.memory.cgroup import read_cpu_quota
 from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
 
 logger = logging.getLogger("fleetkeeper.prepare")
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Everything that is needed to start and to watch vLLM."""
-
-    argv: list[str]
-    environment: dict[str, str]
-    plan: MemoryPlan
-    features: Features
-    internal_token: str
-    measured_key: str
-    planned_bytes: int
-    """CPU: weights and cache. CUDA: the share that vLLM may use. Use beyond this is measured."""
-    devices: DeviceReader | None = None
 
 
 async def prepare(
@@ -82,6 +69,8 @@ async def prepare(
     Raises:
         StartRefusedError: if the engine cannot be started as specified.
     """
+    if document.simulation is not None:
+        return prepare_simulated(document, document.simulation, environment, run_directory)
     features = find_features()
     model = document.model
     streamed = is_object_storage(model.source)
@@ -134,18 +123,6 @@ async def prepare(
         planned_bytes=planned,
         devices=devices,
     )
-
-
-def pod_limit_bytes(document: EngineDocument) -> int:
-    """Return the memory that the pod may use.
-
-    It is the lowest of the document's and the cgroup's limit, or the machine's memory without
-    either.
-    """
-    group = Cgroup.of_this_process()
-    known = [document.memory.limit_bytes, group.limit_bytes() if group else None]
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([limit for limit in known if limit is not None], default=machine)
 
 
 async def _decided_dtype(

@@ -1,0 +1,1 @@
+"""vLLM's OpenAI API in front of a simulated engine: plain ASGI."""
