@@ -47,6 +47,7 @@ EXPORTS = {
     "bootstrap": ["--only-group", "bootstrap"],
     "build": ["--only-group", "build"],
     "engine-package": ["--package", "fleetkeeper-engine", "--extra", "cuda"],
+    "engine-simulated": ["--package", "fleetkeeper-engine", "--extra", "simulated"],
     "gateway": ["--package", "fleetkeeper-gateway"],
     "operator": ["--package", "fleetkeeper"],
     "router": ["--only-group", "router"],

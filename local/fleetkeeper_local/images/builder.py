@@ -53,6 +53,7 @@ RECIPES = {
         Recipe("operator", "operator/Containerfile"),
         Recipe("engine", "engine_image/Containerfile.cpu"),
         Recipe("inject", "engine_image/Containerfile.inject"),
+        Recipe("simulated", "engine_image/Containerfile.simulated"),
         Recipe("router", "engine_image/Containerfile.router"),
         Recipe("gateway", "gateway/Containerfile"),
     )
@@ -271,6 +272,7 @@ BUILDERS: dict[str, Callable[[], Image]] = {
     "operator": lambda: build_image(RECIPES["operator"]),
     "redis": redis_image,
     "router": lambda: build_image(RECIPES["router"]),
+    "simulated": lambda: build_image(RECIPES["simulated"]),
 }
 """The builder of each image on this machine; Containerfile.cpu builds the engine elsewhere."""
 
@@ -280,5 +282,6 @@ PUBLISHED = {
     "inject": "fleetkeeper-engine",
     "operator": "fleetkeeper",
     "router": "fleetkeeper-router",
+    "simulated": "fleetkeeper-engine-simulated",
 }
 """The name of each image in a registry, as in the chart's values."""
