@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fleetkeeper.simulate.hardware import (
+from fleetkeeper_steps.hardware import (
     KERNEL_RATIO,
     REQUEST_OVERHEAD_S,
     SEQUENCE_OVERHEAD_S,
@@ -34,7 +34,7 @@ from fleetkeeper.simulate.hardware import (
 )
 
 Array = npt.NDArray[np.float64]
-OUTPUT: Final = Path(__file__).parents[1] / "operator/fleetkeeper/simulate/hardware.json"
+OUTPUT: Final = Path(__file__).parents[1] / "contract/fleetkeeper_steps/hardware.json"
 KINDS: Final = ("decode", "prefill", "mixed")
 MAX_MEDIAN_ERROR: Final = 0.05
 COLD_START_S: Final = {"8b": 75.0, "32b": 116.0, "70b": 180.0, "70b-fp8": 180.0}

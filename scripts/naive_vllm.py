@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import mean, median
 
-from fleetkeeper.simulate.hardware import Hardware
+from fleetkeeper_steps.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True)

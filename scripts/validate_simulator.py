@@ -28,8 +28,8 @@ from statistics import median
 from typing import Final
 
 from fleetkeeper.simulate.engine import Engine, EngineSpec
-from fleetkeeper.simulate.hardware import Hardware, known_hardware
 from fleetkeeper.simulate.requests import Request
+from fleetkeeper_steps.hardware import Hardware, known_hardware
 from naive_vllm import ClosedLoop, Outcome, simulate
 
 GOAL: Final = 0.15

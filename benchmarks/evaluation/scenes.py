@@ -21,9 +21,9 @@ from typing import Final
 from fleetkeeper.simulate.closed_loop import Load
 from fleetkeeper.simulate.cluster import ColdStart
 from fleetkeeper.simulate.engine import EngineSpec
-from fleetkeeper.simulate.hardware import known_hardware
 from fleetkeeper.simulate.loads import Row, retiered, scaled
 from fleetkeeper.simulate.requests import Request
+from fleetkeeper_steps.hardware import known_hardware
 
 HOUR: Final = 3600.0
 LONGEST_S: Final = 8 * HOUR

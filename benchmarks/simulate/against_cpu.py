@@ -34,8 +34,8 @@ from replayed_load import Reading, Simulated, fitted, speeds  # noqa: E402
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 
 from fleetkeeper.autoscale.types import Limits  # noqa: E402
-from fleetkeeper.simulate.hardware import Hardware  # noqa: E402
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals  # noqa: E402
+from fleetkeeper_steps.hardware import Hardware  # noqa: E402
 from tests.support.inside_engine import SETTINGS, InsideEngine, client  # noqa: E402
 
 PAGE = HERE / "RESULTS.md"

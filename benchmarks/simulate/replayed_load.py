@@ -10,11 +10,13 @@ from itertools import pairwise
 from fleetkeeper.autoscale.signals.samples import TIERS
 from fleetkeeper.autoscale.signals.windows import Window
 from fleetkeeper.autoscale.types import Limits
-from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
-from fleetkeeper.simulate.hardware import Hardware, fit_of_sums, model_of_sums
+from fleetkeeper.simulate.engine import Engine, EngineSpec
+from fleetkeeper.simulate.hardware import fit_of_sums, model_of_sums
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import TERMS, StepClass, StepSums
 from fleetkeeper_local.load.schedule import Arrival
+from fleetkeeper_steps.costs import StepCosts
+from fleetkeeper_steps.hardware import Hardware
 
 STANDARD = 1
 MIN_STEPS = 200

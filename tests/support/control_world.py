@@ -30,10 +30,11 @@ from fleetkeeper.adapters.keys import ControlKeys, new_control_keys
 from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
+from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
+from fleetkeeper_steps.costs import StepCosts
 from tests.support.engine_metrics import metrics_text
 from tests.support.hostile_engine import Hostility, hostile_answer
 from tests.support.loopback_node import LABEL, loopback_node, prove_loopback

@@ -18,8 +18,9 @@ from aiohttp import web
 
 from fleetkeeper.adapters.engine import CONTROL_PORT
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
+from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from fleetkeeper_steps.costs import StepCosts
 from tests.support.engine_metrics import metrics_text
 
 NETWORK: Final = "127.77"

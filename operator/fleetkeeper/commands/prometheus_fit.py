@@ -15,8 +15,9 @@ from fleetkeeper.autoscale.signals.samples import TIERS, Counters, PodSample, So
 from fleetkeeper.autoscale.signals.series_map import PodSeries
 from fleetkeeper.autoscale.signals.windows import NO_STEPS, Window
 from fleetkeeper.commands.prometheus_history import HistoryError, PrometheusHistory
-from fleetkeeper.simulate.hardware import Hardware, InvalidHardware, fit_of_sums, model_of_sums
+from fleetkeeper.simulate.hardware import fit_of_sums, model_of_sums
 from fleetkeeper_contract.step_terms import StepSums
+from fleetkeeper_steps.hardware import Hardware, InvalidHardware
 
 POINT_S: Final = 60.0
 MOST_POINTS: Final = 720

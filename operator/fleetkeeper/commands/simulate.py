@@ -27,12 +27,12 @@ from fleetkeeper.commands.simulate_inputs import (
 )
 from fleetkeeper.simulate.arguments import parse_alternatives, parse_faults, parse_what_ifs
 from fleetkeeper.simulate.comparison import Case, Setting, compare
-from fleetkeeper.simulate.hardware import Hardware, floor_s, known_hardware
 from fleetkeeper.simulate.outcome import Targets
 from fleetkeeper.simulate.patterns import Pattern
 from fleetkeeper.simulate.report import Report, plural
 from fleetkeeper.simulate.report_html import report_page
 from fleetkeeper.simulate.report_table import report_tables
+from fleetkeeper_steps.hardware import Hardware, floor_s, known_hardware
 
 LOAD, MACHINE, COMPARE, OUTPUT = "Load", "Hardware", "Comparison", "Output"
 NARROW = 120

@@ -17,10 +17,11 @@ from fleetkeeper.simulate.arguments import Batch
 from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop
 from fleetkeeper.simulate.batch_client import BatchClient, batch_client
 from fleetkeeper.simulate.cluster import Cluster, ColdStart
-from fleetkeeper.simulate.engine import BLOCK_TOKENS, H100_8B, EngineSpec
+from fleetkeeper.simulate.engine import H100_8B, EngineSpec
 from fleetkeeper.simulate.loads import Mix
 from fleetkeeper.simulate.outcome import Outcome, Targets, Tick
 from fleetkeeper.simulate.requests import Request
+from fleetkeeper_steps.running import BLOCK_TOKENS
 
 EPOCH_S: Final = 1_000_000.0
 """Start of virtual time, so that times are never zero."""

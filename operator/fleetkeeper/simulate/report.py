@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fleetkeeper.simulate.comparison import Result, Setting, Spread
-from fleetkeeper.simulate.hardware import Hardware
+from fleetkeeper_steps.hardware import Hardware
 
 SCHEMA: Final = 1
 """Version of the JSON: raised if a field changes its meaning or disappears."""

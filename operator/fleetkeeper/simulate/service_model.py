@@ -16,7 +16,7 @@ from fleetkeeper.autoscale.signals.series_map import edges_of
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.cluster import ColdStart
 from fleetkeeper.simulate.engine import EngineSpec
-from fleetkeeper.simulate.hardware import Hardware, floor_s
+from fleetkeeper_steps.hardware import Hardware, floor_s
 
 COLD_START_SIGMA = 0.25
 COLD_START_TAIL_RATIO = 0.1

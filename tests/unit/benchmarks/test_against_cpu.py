@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fleetkeeper.simulate.engine import Engine, EngineSpec
-from fleetkeeper.simulate.hardware import Hardware
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import TERMS, StepClass
 from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
+from fleetkeeper_steps.hardware import Hardware
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ import pytest
 
 from fleetkeeper.autoscale.signals.samples import TIERS
 from fleetkeeper.commands.prometheus_fit import NoFit, fitted
-from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
+from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import StepClass
+from fleetkeeper_steps.costs import StepCosts
 
 COSTS = StepCosts(0.003, 0.004, 4e-5, 2e-5, 5e-8)
 

@@ -23,16 +23,18 @@ PUBLIC_FILES = "https://files.pythonhosted.org/"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("project", "package"),
+    ("project", "package", "others"),
     [
-        (".", "fleetkeeper"),
-        ("contract", "fleetkeeper_contract"),
-        ("engine_image", "fleetkeeper_engine"),
-        ("gateway", "fleetkeeper_gateway"),
-        ("local", "fleetkeeper_local"),
+        (".", "fleetkeeper", set()),
+        ("contract", "fleetkeeper_contract", {"fleetkeeper_steps"}),
+        ("engine_image", "fleetkeeper_engine", set()),
+        ("gateway", "fleetkeeper_gateway", set()),
+        ("local", "fleetkeeper_local", set()),
     ],
 )
-def test_a_wheel_contains_one_package(project: str, package: str, tmp_path: Path) -> None:
+def test_a_wheel_contains_its_own_packages(
+    project: str, package: str, others: set[str], tmp_path: Path
+) -> None:
     """The operator's wheel, for one, has no local cluster."""
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
     subprocess.run([*build, tmp_path], cwd=ROOT / project, check=True, capture_output=True)
@@ -42,9 +44,12 @@ def test_a_wheel_contains_one_package(project: str, package: str, tmp_path: Path
     assert {name.partition("/")[0] for name in files} == {
         package,
         f"{package}-{VERSION}.dist-info",
+        *others,
     }
-    assert f"{package}/py.typed" in files
-    data = ["simulate/hardware.json", "simulate/report.css"]
+    for name in (package, *others):
+        assert f"{name}/py.typed" in files
+    assert ("fleetkeeper_steps/hardware.json" in files) == ("fleetkeeper_steps" in others)
+    data = ["simulate/report.css"]
     data += [f"console/pages/{page}" for page in PAGES]
     for name in data:
         assert (f"fleetkeeper/{name}" in files) == (package == "fleetkeeper")

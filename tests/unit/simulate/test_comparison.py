@@ -20,11 +20,11 @@ from fleetkeeper.simulate.comparison import (
     scenario_of,
     spread,
 )
-from fleetkeeper.simulate.engine import StepCosts
-from fleetkeeper.simulate.hardware import Hardware, known_hardware
 from fleetkeeper.simulate.loads import Mix, poisson, retiered, trace
 from fleetkeeper.simulate.recorder import Moment, moment_s
 from fleetkeeper.simulate.service_model import ServiceModel, UnfitService, engine_spec, model_of
+from fleetkeeper_steps.costs import StepCosts
+from fleetkeeper_steps.hardware import Hardware, known_hardware
 
 MIX = Mix(300, 60, (0.3, 0.4, 0.3))
 SPEC: Mapping[str, Any] = {

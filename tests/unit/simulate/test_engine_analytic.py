@@ -12,8 +12,9 @@ from statistics import fmean
 import pytest
 
 from fleetkeeper.autoscale.signals.samples import Counters
-from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
+from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.requests import Request
+from fleetkeeper_steps.costs import StepCosts
 
 T = 1000.0
 STEP_S = 0.01

@@ -9,9 +9,10 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from fleetkeeper.autoscale.signals.samples import Counters
-from fleetkeeper.simulate.engine import Engine, EngineSpec, StepCosts
+from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import StepSums
+from fleetkeeper_steps.costs import StepCosts
 from tests.support.lanes import examples
 from tests.support.naive_engine import NaiveEngine, Step
 

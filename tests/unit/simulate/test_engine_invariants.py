@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.simulate.counts import Counts, share_within
-from fleetkeeper.simulate.engine import BLOCK_TOKENS, Engine, EngineSpec, StepCosts, steps_until
+from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import StepSums
+from fleetkeeper_steps.costs import StepCosts
+from fleetkeeper_steps.running import BLOCK_TOKENS, steps_until
 from tests.support.lanes import examples
 
 T = 1000.0

@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 
 from fleetkeeper.autoscale.capacity.step_time_model import StepModel
 from fleetkeeper.autoscale.signals.windows import Window
-from fleetkeeper.simulate.hardware import (
-    Hardware,
-    InvalidHardware,
-    fit_of_sums,
-    floor_s,
-    known_hardware,
-    model_of_sums,
-    parse_hardware,
-)
+from fleetkeeper.simulate.hardware import fit_of_sums, model_of_sums, parse_hardware
 from fleetkeeper_contract.step_terms import StepSums
+from fleetkeeper_steps.hardware import Hardware, InvalidHardware, floor_s, known_hardware
 
 OWN: dict[str, Any] = {
     "name": "mine",
@@ -38,7 +31,7 @@ OWN: dict[str, Any] = {
 
 
 def test_the_package_has_every_fitted_hardware_sorted_and_rounded() -> None:
-    text = (resources.files("fleetkeeper.simulate") / "hardware.json").read_text()
+    text = (resources.files("fleetkeeper_steps") / "hardware.json").read_text()
     entries: dict[str, dict[str, Any]] = json.loads(text)
     assert list(entries) == sorted(entries)
     bf16 = {f"{gpu}-{size}" for gpu in ("a100", "h100", "h200") for size in ("8b", "32b", "70b")}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.simulate.hardware import known_hardware
+from fleetkeeper_steps.hardware import known_hardware
 from naive_vllm import ClosedLoop, simulate
 
 HARDWARE = known_hardware()["h100-8b"]

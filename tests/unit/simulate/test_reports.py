@@ -20,7 +20,6 @@ from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.simulate.arguments import FLEETKEEPER, parse_alternatives, parse_batches
 from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures, BatchRun
 from fleetkeeper.simulate.comparison import FIGURES, TIER_FIGURES, Case, Result, Setting, Spread
-from fleetkeeper.simulate.hardware import known_hardware
 from fleetkeeper.simulate.loads import trace
 from fleetkeeper.simulate.recorder import Moment
 from fleetkeeper.simulate.report import Report, duration_text, seconds_text, value_text
@@ -29,6 +28,7 @@ from fleetkeeper.simulate.report_html import heading, report_page
 from fleetkeeper.simulate.report_svg import Axis, axis_to, known_runs, log_axis
 from fleetkeeper.simulate.report_table import report_tables
 from fleetkeeper.simulate.service_model import model_of
+from fleetkeeper_steps.hardware import known_hardware
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "simulate"
 HARDWARE = known_hardware()["h100-8b"]
