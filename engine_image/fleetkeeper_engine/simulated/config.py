@@ -20,10 +20,13 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     disable_chunked_mm_input: bool = False
     async_scheduling: bool = False
-    scheduler_cls: object = None
+    scheduler_cls: Any = None
+    """A class, or a callable like one."""
 
-    def get_scheduler_cls(self) -> type[Any]:
-        """Return the class that is used when none is configured, as vLLM does."""
+    def get_scheduler_cls(self) -> Any:  # noqa: ANN401 - as scheduler_cls
+        """Return what makes the scheduler: the configured one, else the class that vLLM chooses."""
+        if self.scheduler_cls is not None:
+            return self.scheduler_cls
         from fleetkeeper_engine.simulated.scheduler import (  # noqa: PLC0415 - it imports this module
             SimulatedScheduler,
         )
