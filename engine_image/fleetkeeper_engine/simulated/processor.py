@@ -171,9 +171,7 @@ class OutputProcessor:
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """Forget sequences; return the IDs of those that were expected."""
-        found = [name for name in request_ids if self._states.pop(name, None) is not None]
-        self._series.finished("abort", len(found))
-        return found
+        return [name for name in request_ids if self._states.pop(name, None) is not None]
 
     def propagate_error(self, error: Exception) -> None:
         """Fail every request: the engine has ended."""

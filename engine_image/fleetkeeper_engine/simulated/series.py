@@ -97,13 +97,9 @@ class Series:
         if tokens:
             self._steps.observe(tokens)
 
-    def finished(self, reason: str, count: int = 1) -> None:
-        """Count sequences that ended without a last output."""
-        self._ended[reason] += count
-
     def ended(self, request: _Request, reason: str, generated: int, now: float) -> None:
-        """Count a sequence that ended."""
-        self.finished(reason)
+        """Count a sequence that ended. As in vLLM, one that its client aborted is not among them."""
+        self._ended[reason] += 1
         self._whole.observe(now - request.arrival_s)
         self._prompts.observe(len(request.prompt_token_ids))
         self._answers.observe(generated)

@@ -169,6 +169,6 @@ async def test_metrics_have_vllms_names_and_labels() -> None:
         "iteration_tokens_total_count": 2,
     }
     assert {name: samples[f"vllm:{name}", model] for name in expected} == expected
-    for reason, count in {"length": 1, "abort": 1, "stop": 0}.items():
+    for reason, count in {"length": 1, "abort": 0, "stop": 0}.items():
         labels = (("engine", "0"), ("finished_reason", reason), ("model_name", "tiny"))
         assert samples["vllm:request_success_total", labels] == count
