@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "operator": "operator/fleetkeeper",
     "contract": "contract/fleetkeeper_contract",
+    "steps": "contract/fleetkeeper_steps",
     "engine": "engine_image/fleetkeeper_engine",
     "gateway": "gateway/fleetkeeper_gateway",
     "local": "local/fleetkeeper_local",
