@@ -108,6 +108,10 @@ STATE_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
         (),
         "Accelerators that the service uses: those of its replicas, and of pods that still terminate.",
     ),
+    "service_simulated": (
+        (),
+        "1 if the engines are simulated, so that no model answers. Absent for other services.",
+    ),
     "service_min_replicas": ((), "scaling.minReplicas."),
     "service_max_replicas": ((), "scaling.maxReplicas."),
 }

@@ -24,6 +24,7 @@ from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.prefetch import desired_prefetch_job
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
+from fleetkeeper.reconcile.profiles import simulated_catalog
 from tests.support.random_specs import service_manifest
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
@@ -522,6 +523,22 @@ CASES: dict[str, GoldenCase] = {
         context=_context(engine_service_accounts=("model-*",)),
     ),
     "traced": GoldenCase(_cpu(), context=_traced()),
+    "simulated": GoldenCase(
+        {
+            "model": {
+                **HUB,
+                "tokenSecret": {"name": "hf"},
+                "cache": {"claimName": "hub-cache"},
+                "adapters": [
+                    {"name": "sql", "source": "pvc://models/sql-lora"},
+                    {"name": "legal", "source": f"oci://r.example.com/legal@sha256:{'b' * 64}"},
+                ],
+            },
+            "engine": {"profile": "simulated"},
+        },
+        replicas=3,
+        context=_context(catalog=simulated_catalog()),
+    ),
     "long-name": GoldenCase(_cpu(), name="a" * 49 + "z"),
     "everything": GoldenCase(
         {

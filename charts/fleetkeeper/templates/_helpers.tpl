@@ -65,23 +65,27 @@ annotations: {helm.sh/resource-policy: keep}
 {{- end -}}
 {{- end -}}
 
-{{- /* Engine profiles in the format of the operator: a list, sorted by name. */ -}}
+{{- /* Engine profiles in the format of the operator: a list, sorted by name. Simulated ones only with simulatedEngines. */ -}}
 {{- define "fleetkeeper.profiles" -}}
 {{- $profiles := list -}}
-{{- range $name, $profile := .Values.engineProfiles -}}
-{{- if $profile -}}
-{{- $profiles = append $profiles (merge (dict "name" $name) $profile) -}}
-{{- end -}}
-{{- end -}}
 {{- $names := list -}}
-{{- range $profiles }}{{ $names = append $names .name }}{{ end -}}
-{{- range $alias, $name := .Values.engineAliases -}}
-{{- if and $name (not (has $name $names)) -}}
-{{- fail (printf "engineAliases.%s is %s, which is not in engineProfiles" $alias $name) -}}
+{{- $off := list -}}
+{{- range $name, $profile := .Values.engineProfiles -}}
+{{- if and $profile $profile.simulated (not $.Values.simulatedEngines) -}}
+{{- $off = append $off $name -}}
+{{- else if $profile -}}
+{{- $profiles = append $profiles (merge (dict "name" $name) $profile) -}}
+{{- $names = append $names $name -}}
 {{- end -}}
 {{- end -}}
 {{- $aliases := dict -}}
-{{- range $alias, $name := .Values.engineAliases }}{{ if $name }}{{ $_ := set $aliases $alias $name }}{{ end }}{{ end -}}
+{{- range $alias, $name := .Values.engineAliases -}}
+{{- if has $name $names -}}
+{{- $_ := set $aliases $alias $name -}}
+{{- else if and $name (not (has $name $off)) -}}
+{{- fail (printf "engineAliases.%s is %s, which is not in engineProfiles" $alias $name) -}}
+{{- end -}}
+{{- end -}}
 {{- toYaml (dict "profiles" $profiles "aliases" $aliases) -}}
 {{- end -}}
 

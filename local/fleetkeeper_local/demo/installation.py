@@ -23,6 +23,7 @@ GATEWAY = "fleetkeeper-gateway"
 """Its Deployment and its Service."""
 BATCH = f"{GATEWAY}-batch"
 PROFILE = "cpu-0.32.0-1"
+SIMULATED_PROFILE = "simulated-0.32.0-1"
 MODEL_CLAIM = "models"
 TINY = REPOSITORY / "examples" / "tiny.yaml"
 OPERATOR_SELECTOR = "app.kubernetes.io/name=fleetkeeper,app.kubernetes.io/component=operator"
@@ -40,6 +41,8 @@ class ImageNames:
     """Empty: the chart is installed without a gateway."""
     redis: str = ""
     """Empty: each replica of the gateway has limits of its own, and there are no batches."""
+    simulated: str = ""
+    """Empty: services cannot use simulated engines."""
 
 
 @dataclass
@@ -145,12 +148,15 @@ def push_images(node: Node) -> ImageNames:
 def product_values(names: ImageNames) -> dict[str, Any]:
     """Return the chart's values for images of this checkout, with small requests."""
     repository, _, tag = names.operator.rpartition(":")
-    values = {
+    values: dict[str, Any] = {
         "image": {"repository": repository, "tag": tag},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         "router": {"image": names.router, "cpu": "50m", "memory": "512Mi"},
         "engineProfiles": {PROFILE: {"image": names.engine}},
     }
+    if names.simulated:
+        values["simulatedEngines"] = True
+        values["engineProfiles"][SIMULATED_PROFILE] = {"image": names.simulated}
     return {**values, "gateway": _gateway_values(names)} if names.gateway else values
 
 

@@ -31,6 +31,8 @@ MANAGED_BY: Final = "fleetkeeper"
 """The value of `LABEL_MANAGED_BY` on every child object."""
 LABEL_SERVICE: Final = "fleetkeeper.io/service"
 LABEL_COMPONENT: Final = "fleetkeeper.io/component"
+LABEL_SIMULATED: Final = "fleetkeeper.io/simulated"
+"""The label of engine pods that simulate vLLM."""
 
 ANNOTATION_TEMPLATE_HASH: Final = "fleetkeeper.io/template-hash"
 """The hash of the engine's pod template without this annotation."""

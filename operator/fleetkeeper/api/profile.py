@@ -25,6 +25,7 @@ from fleetkeeper.api.pod_template import (
 from fleetkeeper.api.pod_template_form import in_stored_form
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.api.replica_types import DEFAULT_CAP_PERCENT, MAX_CAP_PERCENT
+from fleetkeeper.api.simulation import Simulation
 from fleetkeeper.api.tracing import OPTION as TRACES_OPTION
 from fleetkeeper.api.tracing import Tracing
 from fleetkeeper.api.types import (
@@ -153,6 +154,14 @@ class EngineProfile(Section):
         None,
         description="Object storage of s3:// models. Absent means that services cannot use s3:// models. The engine image needs runai-model-streamer-s3.",
     )
+    simulated: bool = Field(
+        False,
+        description="Whether engines simulate vLLM: they load no model, use no accelerator, and answer with meaningless text. Requires accelerator cpu and delivery baked.",
+    )
+    simulation: Simulation | None = Field(
+        None,
+        description="Speed, start and faults of simulated engines. Requires simulated. Absent: the defaults.",
+    )
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
@@ -176,7 +185,21 @@ class EngineProfile(Section):
             )
         if errors := self._pod_template_errors():
             raise ValueError(f"profile {self.name!r}: {'; '.join(errors)}")
+        if errors := self._simulation_errors():
+            raise ValueError(f"profile {self.name!r}: {'; '.join(errors)}")
         return self
+
+    def _simulation_errors(self) -> list[str]:
+        if not self.simulated:
+            return [] if self.simulation is None else ["simulation requires simulated: true"]
+        errors = []
+        if self.accelerator is not AcceleratorKind.CPU:
+            errors.append("simulated requires accelerator cpu")
+        if self.delivery is not Delivery.BAKED:
+            errors.append("simulated requires delivery baked")
+        if self.object_storage is not None:
+            errors.append("simulated engines read no model; remove objectStorage")
+        return errors
 
     def _pod_template_errors(self) -> list[str]:
         accelerator = self.resources.accelerator_resource or "nvidia.com/gpu"

@@ -28,7 +28,8 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
         for index, variable in enumerate(spec.engine.env)
         if not profile.allows_variable(variable)
     ]
-    if is_object_source(spec.model.source) and profile.object_storage is None:
+    reads_model = not profile.simulated
+    if reads_model and is_object_source(spec.model.source) and profile.object_storage is None:
         errors.append(
             FieldError(
                 "spec.model.source",
@@ -60,6 +61,9 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
         )
     if profile.accelerator is AcceleratorKind.CPU:
         errors += _accelerator_errors(spec, profile)
+    if profile.simulated and spec.resources.claims:
+        text = f"is not supported by the engine profile {profile.name}, whose engines are simulated and use no device; remove it"
+        errors.append(FieldError("spec.resources.claims", text))
     return errors
 
 

@@ -55,6 +55,9 @@ class EngineStatus(Section):
     update_available: Word | None = Field(
         None, description="Newer profile behind the alias, if there is one."
     )
+    simulated: bool | None = Field(
+        None, description="True if the engines simulate vLLM: no model answers. Otherwise absent."
+    )
 
 
 class Effective(Section):

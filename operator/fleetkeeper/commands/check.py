@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.simulation import Simulation
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper.commands.inputs import Checked, plan_inputs, read_inputs
 from fleetkeeper.commands.needs import Needs, advice_of, needs_of
@@ -49,7 +51,7 @@ def report(one: Checked) -> list[str]:
     service, needs = one.service, needs_of(one.service, one.profile)
     lines = [
         f"{one.document.place('')}: {service.namespace}/{service.name}: OK",
-        f"  engine       vLLM {needs.profile.vllm_version}, profile {needs.profile.name}",
+        f"  engine       {_engine(needs.profile)}, profile {needs.profile.name}",
         f"  replicas     {_span(needs)}",
         *_accelerator_lines(needs),
         f"  CPU cores    {_times(needs, _plain(needs.cores(1)), _plain(needs.cores(needs.most)))}",
@@ -57,8 +59,17 @@ def report(one: Checked) -> list[str]:
         f"  memory cap   {_cap(needs)}",
         *pod_template_lines(one.profile),
     ]
-    notes = [*advice_of(service), *overridden(service, one.profile)]
+    notes = [*advice_of(service, one.profile), *overridden(service, one.profile)]
     return [*lines, *(f"  note         {text}" for text in notes)]
+
+
+def _engine(profile: EngineProfile) -> str:
+    if not profile.simulated:
+        return f"vLLM {profile.vllm_version}"
+    of = profile.simulation or Simulation()
+    costs = "own step times" if of.costs else f"step times of {of.hardware}"
+    faults = f", faults {' '.join(fault.kind for fault in of.faults)}" if of.faults else ""
+    return f"simulated ({costs}, speed {of.speed:g}{faults})"
 
 
 def _span(needs: Needs) -> str:

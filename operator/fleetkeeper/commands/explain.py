@@ -71,6 +71,9 @@ def evidence_rows(view: ServiceView) -> Iterator[Row]:
 
 def decision_rows(view: ServiceView) -> Iterator[Row]:
     """Yield the current decisions and the reasons for them."""
+    if view.is_simulated:
+        profile = view.status["engine"].get("profile", "")
+        yield "Engine", f"simulated (profile {profile}): no model answers"
     yield _decision(view, "scaling", f"Replicas: {view.ready} ready, {view.wanted} desired")
     title = f"Limits: {view.sequences} sequences, {view.tokens} tokens per step"
     yield _decision(view, "batching", title)
@@ -152,7 +155,7 @@ def change_rows(view: ServiceView, now: float) -> Iterator[Row]:
 def explained(view: ServiceView, now: float) -> str:
     """Return what `explain` prints as plain text, one row per line."""
     parts = (
-        (f"{view.namespace}/{view.name}: current state", decision_rows(view)),
+        (f"{view.title}: current state", decision_rows(view)),
         ("Measurements", evidence_rows(view)),
         ("Problems", trouble_rows(view)),
         ("Replicas that are not ready", replica_rows(view, now)),
@@ -200,7 +203,7 @@ def explain(
             f"InferenceService {name} not found in namespace {namespace}; found: {known}",
         )
     console = Console()
-    console.print(_grid(f"{view.namespace}/{view.name}: current state", decision_rows(view)))
+    console.print(_grid(f"{view.title}: current state", decision_rows(view)))
     console.print(_grid("\nMeasurements", evidence_rows(view)))
     if fleet.remark:
         console.print(Text(fleet.remark, style="yellow"))

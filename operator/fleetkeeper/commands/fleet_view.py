@@ -68,6 +68,17 @@ class ServiceView:
     gauges: Gauges = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
 
+    @property
+    def title(self) -> str:
+        """Return the namespace and the name, and that the engines are simulated if they are."""
+        mark = " (simulated)" if self.is_simulated else ""
+        return f"{self.namespace}/{self.name}{mark}"
+
+    @property
+    def is_simulated(self) -> bool:
+        """Return True if no model answers."""
+        return _section(self.status, "engine").get("simulated") is True
+
     def gauge(self, name: str, **labels: str) -> float | None:
         """Return the gauge with this name (without prefix) and labels, None if it is not exported."""
         return self.gauges.get((name, tuple(sorted(labels.items()))))

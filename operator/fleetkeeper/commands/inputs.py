@@ -12,6 +12,7 @@ from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.service_files import Document, UnreadableFile, read_documents
 from fleetkeeper.reconcile.context import PlanContext, default_context
+from fleetkeeper.reconcile.profiles import simulated_catalog
 from fleetkeeper.reconcile.wanted import refusals
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
@@ -49,9 +50,12 @@ class Inputs:
 
 
 def plan_inputs(settings: Path | None) -> PlanContext:
-    """Return the operator's context from its settings file, or by default that of the Helm chart."""
+    """Return the operator's context from its settings file, or by default that of the Helm chart.
+
+    The default includes the simulated engine profile, which is off in the chart: `check` says so.
+    """
     if settings is None:
-        return default_context()
+        return replace(default_context(), catalog=simulated_catalog())
     # Heavy; only needed with a settings file.
     from fleetkeeper.runtime.plan_context import plan_context  # noqa: PLC0415
     from fleetkeeper.runtime.settings import SettingsError, load_settings  # noqa: PLC0415

@@ -79,25 +79,14 @@ def needs_of(service: InferenceService, profile: EngineProfile) -> Needs:
     )
 
 
-def advice_of(service: InferenceService) -> list[str]:
+def advice_of(service: InferenceService, profile: EngineProfile) -> list[str]:
     """Return notes on settings that are valid but often surprise users."""
     spec = service.spec
-    advice = []
+    advice = _simulated_advice(profile) if profile.simulated else _model_advice(spec)
     if spec.suspend:
         advice.append("suspend is true: the service runs no replica until it is false")
     if is_zero(spec.disruption.max_unavailable):
         advice.append("disruption.maxUnavailable is 0: node drains are blocked")
-    if spec.model.source.startswith("hf://") and spec.model.cache is None:
-        advice.append("model.cache is not set: every new pod downloads the model again")
-    if is_object_source(spec.model.source):
-        advice.append(
-            "model.source is s3://: new pods load what is at the prefix when they start; use a new prefix for each version"
-        )
-    sources = (spec.model.source, *(adapter.source for adapter in spec.model.adapters))
-    if any(source.startswith("oci://") for source in sources):
-        advice.append(
-            "oci:// needs image volumes: Kubernetes 1.35, or 1.33 with the feature gate ImageVolume, and containerd 2.1 or CRI-O 1.31"
-        )
     if spec.replicas is not None and spec.scaling.mode is not ScalingMode.EXTERNAL:
         advice.append(
             f"replicas is {spec.replicas}: Fleetkeeper adjusts only batch limits and does not scale"
@@ -110,6 +99,28 @@ def advice_of(service: InferenceService) -> list[str]:
     if spec.routing.policy is not RoutingPolicy.NONE and spec.routing.replicas == 1:
         advice.append(
             "routing.replicas is 1: the service is unavailable while its only router pod is replaced"
+        )
+    return advice
+
+
+def _simulated_advice(profile: EngineProfile) -> list[str]:
+    return [
+        f"the engine profile {profile.name} is simulated: no model answers, and model.source is not read; the chart needs simulatedEngines: true"
+    ]
+
+
+def _model_advice(spec: InferenceServiceSpec) -> list[str]:
+    advice = []
+    if spec.model.source.startswith("hf://") and spec.model.cache is None:
+        advice.append("model.cache is not set: every new pod downloads the model again")
+    if is_object_source(spec.model.source):
+        advice.append(
+            "model.source is s3://: new pods load what is at the prefix when they start; use a new prefix for each version"
+        )
+    sources = (spec.model.source, *(adapter.source for adapter in spec.model.adapters))
+    if any(source.startswith("oci://") for source in sources):
+        advice.append(
+            "oci:// needs image volumes: Kubernetes 1.35, or 1.33 with the feature gate ImageVolume, and containerd 2.1 or CRI-O 1.31"
         )
     return advice
 

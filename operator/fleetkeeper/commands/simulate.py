@@ -20,6 +20,7 @@ from fleetkeeper.commands.render import NAMESPACE, SETTINGS
 from fleetkeeper.commands.simulate_inputs import (
     LoadOptions,
     cases_of,
+    hardware_of_profile,
     read_batches,
     read_hardware,
     read_load,
@@ -129,7 +130,7 @@ def simulate(
     hardware: Annotated[
         str | None,
         typer.Option(
-            help=f"Model and accelerators of a replica: a file with coefficients, or one of {', '.join(known_hardware())}.",
+            help=f"Model and accelerators of a replica: a file with coefficients, or one of {', '.join(known_hardware())}. Default: that of a simulated engine profile.",
             rich_help_panel=MACHINE,
         ),
     ] = None,
@@ -222,10 +223,7 @@ def simulate(
             )
         machine, options = _fitted(checked, fit_from_prometheus, fit_hours, options)
     elif hardware is None:
-        names = ", ".join(known_hardware())
-        raise typer.BadParameter(
-            f"is missing; give a file or one of {names}", param_hint="--hardware"
-        )
+        machine = hardware_of_profile(checked)
     else:
         machine = read_hardware(hardware)
     cases, notes = cases_of(checked, machine, context, alternatives, what_ifs)

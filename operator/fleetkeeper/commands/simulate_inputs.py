@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import typer
 
 from fleetkeeper.api.profile import effective_resources
+from fleetkeeper.api.simulation import Simulation
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.inputs import Checked, checked_service
 from fleetkeeper.reconcile.context import PlanContext
@@ -29,7 +30,12 @@ from fleetkeeper.simulate.comparison import Case
 from fleetkeeper.simulate.hardware import parse_hardware
 from fleetkeeper.simulate.loads import Mix, poisson, retiered, scaled
 from fleetkeeper.simulate.patterns import Pattern, rate_of
-from fleetkeeper.simulate.service_model import ServiceModel, UnfitService, model_of
+from fleetkeeper.simulate.service_model import (
+    ServiceModel,
+    UnfitService,
+    model_of,
+    simulated_hardware,
+)
 from fleetkeeper.simulate.trace_file import BadTrace, Trace, parse_trace
 from fleetkeeper_steps.hardware import Hardware, InvalidHardware, known_hardware
 
@@ -92,6 +98,16 @@ def read_hardware(text: str) -> Hardware:
         stop(ExitCode.NO_INPUT, f"{text}: cannot read the file: {_why(problem)}")
     except InvalidHardware as problem:
         stop(ExitCode.BAD_INPUT, f"{text}: {problem}")
+
+
+def hardware_of_profile(checked: Checked) -> Hardware:
+    """Return the hardware of the service's simulated profile. End the command if it has none."""
+    if checked.profile is None or not checked.profile.simulated:
+        raise typer.BadParameter(
+            f"is missing; give a file or one of {', '.join(known_hardware())}",
+            param_hint="--hardware",
+        )
+    return simulated_hardware(checked.profile.simulation or Simulation())
 
 
 def read_load(options: LoadOptions, model: ServiceModel, longest: int | None) -> PlayedLoad:
@@ -204,6 +220,8 @@ def read_model(checked: Checked, hardware: Hardware, *, origin: str = "") -> Ser
         stop(ExitCode.BAD_INPUT, "\n".join(f"{origin}{text}" for text in checked.complaints))
     spec = checked.service.spec
     gpus = effective_resources(spec, checked.profile).accelerators
+    if checked.profile.simulated:
+        gpus = hardware.gpus
     try:
         return model_of(spec, checked.service.generation, hardware, gpus)
     except UnfitService as problem:

@@ -75,7 +75,7 @@ def fleet_table(views: Sequence[ServiceView], now: float) -> Table:
     for view in views:
         closed = view.breaker.lower() in {"closed", "-"}
         table.add_row(
-            f"{view.namespace}/{view.name}",
+            view.title,
             _readiness(view),
             _figure(view.queue_wait),
             _figure(view.batch_time),

@@ -90,6 +90,7 @@ def _summary(view: ServiceView, spec: Mapping[str, Any]) -> Document:
     return {
         "namespace": view.namespace,
         "name": view.name,
+        "simulated": view.is_simulated,
         "tone": _tone(view, is_ready=is_ready, has_trouble=is_degraded),
         "ready": "Ready" if is_ready else ready.get("reason") or "Unknown",
         "readyMessage": ready.get("message") or ("" if ready else NO_CONDITION),

@@ -40,12 +40,13 @@ class EngineDecision:
         """Return the content of `status.engine`."""
         if self.profile is None:
             return {}
-        status = {
+        return {
             "profile": self.profile.name,
             "requested": self.requested,
             "version": self.profile.vllm_version,
+            **({"updateAvailable": self.newer.name} if self.newer else {}),
+            **({"simulated": True} if self.profile.simulated else {}),
         }
-        return {**status, "updateAvailable": self.newer.name} if self.newer else status
 
 
 def parse_engine(status: Mapping[str, Any]) -> KnownEngine | None:

@@ -21,6 +21,7 @@ from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.last_good import LastGood
+from fleetkeeper.reconcile.manifests.model_volumes import loaded_model
 from fleetkeeper.reconcile.manifests.prefetch import desired_prefetch_job, shares_cache
 from fleetkeeper.reconcile.observe.pod_problems import engine_line, problem_of_pod
 from fleetkeeper.reconcile.observe.problem import Problem, say
@@ -83,7 +84,9 @@ def _is_needed(inputs: ReconcileInputs, wanted: Wanted, last_good: LastGood | No
     engine = facts.engine
     if engine is None or not engine.model or engine.desired_replicas == 0:
         return False
-    if spec.paused or spec.suspend or spec.replicas == 0 or not shares_cache(spec.model):
+    if spec.paused or spec.suspend or spec.replicas == 0:
+        return False
+    if not shares_cache(loaded_model(spec, wanted.profile)):
         return False
     if engine.model == model_of(wanted.template["spec"]):
         return False

@@ -54,3 +54,25 @@ def default_catalog() -> ProfileCatalog:
         ),
         aliases=MappingProxyType({"cpu": "cpu-0.32.0-1", "cuda": "cuda-0.32.0-1"}),
     )
+
+
+def simulated_catalog() -> ProfileCatalog:
+    """Return the profiles of a chart with `simulatedEngines: true`."""
+    default = default_catalog()
+    simulated = EngineProfile(
+        name="simulated-0.32.0-1",
+        accelerator=AcceleratorKind.CPU,
+        vllm_version="0.32.0",
+        contract=1,
+        delivery=Delivery.BAKED,
+        image="fleetkeeper-engine-simulated:0.1.0",
+        injected_image=None,
+        resources=ResourceDefaults(
+            accelerator_resource=None, cpu="50m", memory="256Mi", shared_memory="64Mi"
+        ),
+        simulated=True,
+    )
+    return ProfileCatalog(
+        profiles=(*default.profiles, simulated),
+        aliases=MappingProxyType({**default.aliases, "simulated": simulated.name}),
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fleetkeeper.api.schema.error_messages import FieldError
+from fleetkeeper.api.simulation import Simulation
 from fleetkeeper.api.types import (
     BatchingMode,
     InferenceServiceSpec,
@@ -16,7 +18,7 @@ from fleetkeeper.autoscale.signals.series_map import edges_of
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.cluster import ColdStart
 from fleetkeeper.simulate.engine import EngineSpec
-from fleetkeeper_steps.hardware import Hardware, floor_s
+from fleetkeeper_steps.hardware import Hardware, floor_s, known_hardware
 
 COLD_START_SIGMA = 0.25
 COLD_START_TAIL_RATIO = 0.1
@@ -30,6 +32,10 @@ class UnfitService(ValueError):
     def __init__(self, error: FieldError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+SIMULATED_START_S: Final = 5.0
+"""Time from the creation of a simulated engine's pod until it is ready, beside `startSeconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,35 @@ def engine_spec(hardware: Hardware, spec: InferenceServiceSpec) -> EngineSpec:
             tiers.batch.queue_limit,
         ),
         batch_share_ratio=tiers.batch.share_percent / 100,
+    )
+
+
+def simulated_hardware(simulation: Simulation) -> Hardware:
+    """Return the hardware that engines of a simulated profile simulate, with its speed."""
+    known = known_hardware()[simulation.hardware]
+    costs, stages, speed = simulation.costs, simulation.start_seconds, simulation.speed
+    if costs is not None:
+        known = replace(
+            known,
+            t0_s=costs.t0_seconds,
+            w_s=costs.w_seconds,
+            g_s=costs.g_seconds,
+            b_s=costs.b_seconds,
+            c_s=costs.c_seconds,
+            q_s=costs.q_seconds,
+            kernel_ratio=1.0,
+            step_overhead_s=0.0,
+            sequence_overhead_s=0.0,
+            request_overhead_s=costs.request_seconds,
+        )
+    return replace(
+        known,
+        kernel_ratio=known.kernel_ratio / speed,
+        step_overhead_s=known.step_overhead_s / speed,
+        sequence_overhead_s=known.sequence_overhead_s / speed,
+        request_overhead_s=known.request_overhead_s / speed,
+        kv_capacity_tokens=simulation.kv_capacity_tokens or known.kv_capacity_tokens,
+        cold_start_s=SIMULATED_START_S + stages.weights + stages.load + stages.warm_up,
     )
 
 

@@ -199,7 +199,8 @@ function fleetRow(row) {
     const { label } = COLUMNS.find((column) => column.id === id);
     return element("td", { role: "cell", class: id, "data-label": label }, ...children);
   };
-  const link = element("a", { href: address(row), id: `open ${row.namespace}/${row.name}` }, row.name);
+  const link = element("a", { href: address(row), id: `open ${row.namespace}/${row.name}` },
+    row.simulated ? `${row.name} (simulated)` : row.name);
   return element("tr", { role: "row", class: row.tone },
     element("th", { scope: "row", role: "rowheader", class: "name" }, link),
     cell("namespace", row.namespace),

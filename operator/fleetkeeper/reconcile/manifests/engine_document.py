@@ -15,6 +15,7 @@ from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import EffectiveResources, EngineProfile
 from fleetkeeper.api.profile_errors import profile_option_errors
 from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.simulation import Simulation
 from fleetkeeper.api.types import InferenceServiceSpec, Model
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.manifests.common import CONTROL_PORT, SERVING_PORT
@@ -66,6 +67,7 @@ def desired_engine_document(
         "ports": {"host": "0.0.0.0", "serving": SERVING_PORT, "control": CONTROL_PORT},  # noqa: S104 - a pod serves its network
         "control": {"issuer": CONTROL_ISSUER, "keysDirectory": KEYS_DIR},
         **_tracing(service, profile),
+        **_simulation(profile),
     }
 
 
@@ -151,6 +153,12 @@ def _tracing(service: InferenceService, profile: EngineProfile) -> Manifest:
         "namespace": service.namespace,
     }
     return {"tracing": written}
+
+
+def _simulation(profile: EngineProfile) -> Manifest:
+    if not profile.simulated:
+        return {}
+    return {"simulation": (profile.simulation or Simulation()).to_manifest()}
 
 
 def _options(spec: InferenceServiceSpec, profile: EngineProfile) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.pod_template import extended_resources
 from fleetkeeper.api.profile import EffectiveResources, EngineProfile
-from fleetkeeper.api.types import EnvironmentVariable, InferenceServiceSpec
+from fleetkeeper.api.types import EnvironmentVariable, Model
 from fleetkeeper.common.budget import ACCELERATORS_VARIABLE, OTHER_DEVICES_VARIABLE
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.manifests.engine_document import (
@@ -13,7 +13,12 @@ from fleetkeeper.reconcile.manifests.engine_document import (
     desired_engine_document,
     document_text,
 )
-from fleetkeeper.reconcile.manifests.model_volumes import CACHE_DIR, downloads, streams
+from fleetkeeper.reconcile.manifests.model_volumes import (
+    CACHE_DIR,
+    downloads,
+    loaded_model,
+    streams,
+)
 from fleetkeeper.reconcile.manifests.tuning import EngineTuning
 
 HOME_DIR = "/home/engine"
@@ -49,20 +54,28 @@ def desired_engine_environment(
         own[ACCELERATORS_VARIABLE] = str(resources.claimed_accelerators)
     if others := extended_resources(profile.pod_template or {}):
         own[OTHER_DEVICES_VARIABLE] = " ".join(sorted(others))
+    model = loaded_model(spec, profile)
     entries: dict[str, Manifest] = {
-        **_entries(_hub_environment(spec)),
-        **_entries(_object_storage_environment(spec, profile)),
+        **_entries(_hub_environment(model)),
+        **_entries(_object_storage_environment(model, profile)),
         **{variable.name: _entry_of(variable) for variable in spec.engine.env},
         **_entries({**profile.variables, **own}),
         "POD_UID": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}},
     }
-    token = spec.model.token_secret
-    if token is not None:
-        entries["HF_TOKEN"] = _of_secret(token.name, token.key)
-    secret = spec.model.credentials_secret
-    if secret is not None:
-        entries.update({key: _of_secret(secret, key) for key in CREDENTIALS})
+    if model is not None:
+        entries.update(_credentials(model))
     return [{"name": name, **entry} for name, entry in sorted(entries.items())]
+
+
+def _credentials(model: Model) -> dict[str, Manifest]:
+    found = {}
+    token = model.token_secret
+    if token is not None:
+        found["HF_TOKEN"] = _of_secret(token.name, token.key)
+    secret = model.credentials_secret
+    if secret is not None:
+        found.update({key: _of_secret(secret, key) for key in CREDENTIALS})
+    return found
 
 
 def _entries(values: dict[str, str]) -> dict[str, Manifest]:
@@ -84,22 +97,20 @@ def _of_secret(name: str, key: str) -> Manifest:
     return {"valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
 
 
-def _hub_environment(spec: InferenceServiceSpec) -> dict[str, str]:
+def _hub_environment(model: Model | None) -> dict[str, str]:
     """Return the download directory or, without downloads, the offline mode of the libraries."""
-    if downloads(spec.model):
+    if downloads(model):
         return {"HF_HOME": CACHE_DIR}
     return {"HF_HUB_OFFLINE": "1"}
 
 
-def _object_storage_environment(
-    spec: InferenceServiceSpec, profile: EngineProfile
-) -> dict[str, str]:
+def _object_storage_environment(model: Model | None, profile: EngineProfile) -> dict[str, str]:
     """Return the address of object storage, for the engine and the libraries that it uses.
 
     Without the last variable, an engine without credentials would use those of its node.
     """
     storage = profile.object_storage
-    if not streams(spec.model) or storage is None:
+    if not streams(model) or storage is None:
         return {}
     return {
         "AWS_DEFAULT_REGION": storage.region,

@@ -8,6 +8,7 @@ from fleetkeeper.api.names import (
     ANNOTATION_TEMPLATE_HASH,
     ENGINE_CONTAINER,
     INSTALL_CONTAINER,
+    LABEL_SIMULATED,
     Component,
     control_config_name,
     labels,
@@ -42,7 +43,11 @@ from fleetkeeper.reconcile.manifests.engine_environment import (
     HOME_DIR,
     desired_engine_environment,
 )
-from fleetkeeper.reconcile.manifests.model_volumes import ModelVolumes, desired_model_volumes
+from fleetkeeper.reconcile.manifests.model_volumes import (
+    ModelVolumes,
+    desired_model_volumes,
+    loaded_model,
+)
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 
 INSTALL_DIR = "/opt/fleetkeeper"
@@ -74,7 +79,11 @@ def desired_engine_template(
     spec = service.spec
     template: Manifest = {
         "metadata": {
-            "labels": {**spec.pod_metadata.labels, **labels(service.name, Component.ENGINE)},
+            "labels": {
+                **spec.pod_metadata.labels,
+                **labels(service.name, Component.ENGINE),
+                **({LABEL_SIMULATED: "true"} if profile.simulated else {}),
+            },
             "annotations": {
                 **spec.pod_metadata.annotations,
                 **desired_scrape_annotations(CONTROL_PORT),
@@ -92,7 +101,7 @@ def _pod_spec(
     service: InferenceService, profile: EngineProfile, context: PlanContext, tuning: EngineTuning
 ) -> Manifest:
     resources = effective_resources(service.spec, profile)
-    models = desired_model_volumes(service.spec.model)
+    models = desired_model_volumes(loaded_model(service.spec, profile))
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -199,9 +208,10 @@ def _resources(
 ) -> Manifest:
     """Return requests equal to limits, but without a CPU limit if the pod has an accelerator.
 
-    There, CPU throttling would only slow the engine down. On a CPU profile the cores are the
-    accelerator: with a limit, the step time does not depend on other pods of the node, and each
-    further replica adds its full capacity.
+    There, CPU throttling would only slow the engine down, as it would delay the planned steps of a
+    simulated engine. Otherwise, on a CPU profile, the cores are the accelerator: with a limit, the
+    step time does not depend on other pods of the node, and each further replica adds its full
+    capacity.
     """
     requests = {"cpu": resources.cpu, "memory": resources.memory}
     if resources.ephemeral_storage is not None:
@@ -209,7 +219,7 @@ def _resources(
     if resources.accelerator is not None:
         requests[resources.accelerator.resource] = str(resources.accelerator.count)
     limits = dict(requests)
-    if profile.accelerator is not AcceleratorKind.CPU:
+    if profile.accelerator is not AcceleratorKind.CPU or profile.simulated:
         del limits["cpu"]
     claims = [_container_claim(claim) for claim in service.spec.resources.claims]
     return {"limits": limits, "requests": requests, **({"claims": claims} if claims else {})}

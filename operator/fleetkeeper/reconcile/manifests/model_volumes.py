@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.quantity import canonical_quantity
-from fleetkeeper.api.types import Model
+from fleetkeeper.api.types import InferenceServiceSpec, Model
 from fleetkeeper.common.values import Manifest
 
 MODELS_DIR = "/models"
@@ -33,20 +34,25 @@ class ModelVolumes:
     writes_claims: bool
 
 
+def loaded_model(spec: InferenceServiceSpec, profile: EngineProfile) -> Model | None:
+    """Return the model that engines with this profile load, None if they are simulated."""
+    return None if profile.simulated else spec.model
+
+
 def _sources(model: Model) -> Iterator[str]:
     yield model.source
     for adapter in model.adapters:
         yield adapter.source
 
 
-def downloads(model: Model) -> bool:
+def downloads(model: Model | None) -> bool:
     """Return True if the model or an adapter is downloaded from a hub."""
-    return any(source.startswith(HUB_SCHEME) for source in _sources(model))
+    return model is not None and any(item.startswith(HUB_SCHEME) for item in _sources(model))
 
 
-def streams(model: Model) -> bool:
+def streams(model: Model | None) -> bool:
     """Return True if the model is streamed from object storage."""
-    return model.source.startswith(OBJECT_SCHEME)
+    return model is not None and model.source.startswith(OBJECT_SCHEME)
 
 
 def location_of(source: str) -> str:
@@ -80,8 +86,10 @@ def _images(model: Model) -> dict[str, str]:
     return images
 
 
-def desired_model_volumes(model: Model) -> ModelVolumes:
+def desired_model_volumes(model: Model | None) -> ModelVolumes:
     """Return one read-only volume for each claim and each image, and the download cache if needed."""
+    if model is None:
+        return ModelVolumes((), (), writes_claims=False)
     volumes: list[Manifest] = []
     mounts: list[Manifest] = []
     for number, claim in enumerate(_claims(model)):

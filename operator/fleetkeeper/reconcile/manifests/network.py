@@ -38,7 +38,7 @@ from fleetkeeper.reconcile.manifests.common import (
     desired_metadata,
     without_empty,
 )
-from fleetkeeper.reconcile.manifests.model_volumes import downloads, streams
+from fleetkeeper.reconcile.manifests.model_volumes import downloads, loaded_model, streams
 from fleetkeeper_contract.gateway_labels import GATEWAY_POD_LABELS, USAGE_POD_LABELS
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
@@ -92,18 +92,22 @@ def desired_prefetch_policy(
 def _engine_egress(
     service: InferenceService, profile: EngineProfile, context: PlanContext
 ) -> list[Manifest]:
-    egress = [_rule(context.dns_rule)]
-    egress += [
+    """Return the peers of the profile and of the model, and DNS to find them.
+
+    A simulated engine loads no model, so without a peer of its profile it connects nowhere.
+    """
+    egress = [
         {"to": [{"ipBlock": {"cidr": peer.cidr}}], "ports": _ports(peer.ports)}
         for peer in profile.egress
     ]
     if profile.tracing is not None:
         egress.append(_collector_rule(profile.tracing))
-    if context.model_hub_rule is not None and downloads(service.spec.model):
+    model = loaded_model(service.spec, profile)
+    if context.model_hub_rule is not None and downloads(model):
         egress.append(_rule(context.model_hub_rule))
-    if profile.object_storage is not None and streams(service.spec.model):
+    if profile.object_storage is not None and streams(model):
         egress.append(_rule(_object_storage_rule(profile.object_storage, context)))
-    return egress
+    return [] if profile.simulated and not egress else [_rule(context.dns_rule), *egress]
 
 
 def desired_router_policy(service: InferenceService, context: PlanContext) -> Manifest:

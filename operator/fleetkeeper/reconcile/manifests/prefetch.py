@@ -51,10 +51,11 @@ _POD_KEYS = (
 )
 
 
-def shares_cache(model: Model) -> bool:
+def shares_cache(model: Model | None) -> bool:
     """Return True if the model is downloaded into a claim, which all replicas share."""
-    is_shared = model.cache is not None and model.cache.claim_name is not None
-    return is_shared and model.source.startswith(HUB_SCHEME)
+    if model is None or model.cache is None or model.cache.claim_name is None:
+        return False
+    return model.source.startswith(HUB_SCHEME)
 
 
 def desired_prefetch_job(service: InferenceService, template: Manifest) -> Manifest:

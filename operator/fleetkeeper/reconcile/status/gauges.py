@@ -29,6 +29,7 @@ def gauges_of_service(
     return (
         *_bounds(spec),
         ("service_accelerators", (), float(accelerators)),
+        *_simulated(status),
         *(gauge for kind in MAIN for gauge in _condition(status, kind)),
     )
 
@@ -40,6 +41,12 @@ def _bounds(spec: Mapping[str, Any]) -> Iterator[Gauge]:
             value = scaling.get(field)
             if isinstance(value, int):
                 yield f"service_{name}_replicas", (), float(value)
+
+
+def _simulated(status: Mapping[str, Any]) -> Iterator[Gauge]:
+    engine = status.get("engine")
+    if isinstance(engine, Mapping) and engine.get("simulated") is True:
+        yield "service_simulated", (), 1.0
 
 
 def _condition(status: Mapping[str, Any], kind: ConditionType) -> Iterator[Gauge]:
