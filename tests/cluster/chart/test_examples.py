@@ -29,6 +29,7 @@ WANTED = {
     "model-image",
     "scaled-by-hpa",
     "behind-the-gateway",
+    "simulated",
 }
 
 

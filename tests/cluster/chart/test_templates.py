@@ -13,8 +13,10 @@ import yaml
 from typer.testing import CliRunner
 
 from fleetkeeper.api.profile import ProfileCatalog
+from fleetkeeper.api.simulation import FaultKind, Simulation
 from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.profiles import simulated_catalog
 from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import load_settings
 from tests.support.helm_chart import CHART, NAMESPACE, HelmError, helm, only, rendered
@@ -85,6 +87,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     },
     "traced-profile": {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "tracing": TRACING}}},
     "no-cpu-profile": {"engineProfiles": {"cpu-0.32.0-1": None}, "engineAliases": {"cpu": None}},
+    "simulated": {"simulatedEngines": True},
     "profile-image": {"engineProfiles": {"cpu-0.32.0-1": {"image": "r.example.com/cpu:1"}}},
     "drop-profiles": {"dropProfilesInUse": True},
     "accelerators": {"accelerators": {"max": 64, "maxByNamespace": {"team-a": 8, "*": 2}}},
@@ -380,14 +383,56 @@ def test_keys_are_made_by_a_job_that_can_do_nothing_else() -> None:
 
 
 def test_a_traced_profile_reaches_the_operator_as_the_values_say() -> None:
-    data = only(_all("traced-profile"), "ConfigMap", "fleetkeeper-settings")["data"]
-    catalog = ProfileCatalog.model_validate(yaml.safe_load(data["profiles.yaml"]))
-    found = catalog.resolve("cuda-0.33.0-1").tracing
+    found = _catalog("traced-profile").resolve("cuda-0.33.0-1").tracing
     assert found is not None
     assert found.to_manifest() == {
         **TRACING,
         "collector": {**TRACING["collector"], "namespaceLabels": {}, "podLabels": {}},
     }
+
+
+def _catalog(name: str) -> ProfileCatalog:
+    """The profiles of a value set."""
+    text = only(_all(name), "ConfigMap", "fleetkeeper-settings")["data"]["profiles.yaml"]
+    return ProfileCatalog.model_validate(yaml.safe_load(text))
+
+
+def test_simulated_engines_are_off_unless_the_administrator_allows_them() -> None:
+    """With their alias and their image in the admission policy."""
+    image = "fleetkeeper-engine-simulated:0.1.0"
+    assert _catalog("defaults") == default_context().catalog
+    assert _catalog("simulated") == simulated_catalog()
+    assert image not in _policy_list({}, "images")
+    assert image in _policy_list(VALUE_SETS["simulated"], "images")
+
+
+def test_a_simulated_profile_of_ones_own_is_off_too() -> None:
+    """Whatever the schema takes, the operator takes."""
+    simulation = {
+        "hardware": "h100-70b",
+        "costs": dict.fromkeys(
+            (f"{name}Seconds" for name in ("t0", "w", "g", "b", "c", "q", "request")), 0.001
+        ),
+        "kvCapacityTokens": 4096,
+        "speed": 10,
+        "seed": 3,
+        "startSeconds": {"weights": 5, "load": 1.5, "warmUp": 0},
+        "faults": [{"kind": kind, "afterSeconds": 60} for kind in FaultKind],
+    }
+    own = {**simulated_catalog().resolve("simulated").to_manifest(), "simulation": simulation}
+    name = "simulated-0.32.0-9"
+    values = {
+        "engineProfiles": {name: {key: value for key, value in own.items() if key != "name"}},
+        "engineAliases": {"slow": name},
+    }
+
+    def catalog(of: dict[str, Any]) -> ProfileCatalog:
+        data = only(rendered(of), "ConfigMap", "fleetkeeper-settings")["data"]
+        return ProfileCatalog.model_validate(yaml.safe_load(data["profiles.yaml"]))
+
+    assert catalog(values) == default_context().catalog
+    found = catalog({**values, "simulatedEngines": True}).resolve("slow").simulation
+    assert found == Simulation.model_validate(simulation)
 
 
 def test_an_upgrade_and_a_rollback_ask_first_whether_a_profile_is_in_use() -> None:
@@ -536,6 +581,11 @@ def test_monitors_are_made_only_when_asked_for() -> None:
             {"engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "podTemplate": {"containers": []}}}},
             "cuda-0.33.0-1",
         ),
+        (
+            {"engineProfiles": {"simulated-0.32.0-1": {"simulation": {"hardware": "h100"}}}},
+            "hardware",
+        ),
+        ({"engineProfiles": {"simulated-0.32.0-1": {"simulation": {"speed": 0}}}}, "speed"),
         ({"admissionPolicy": {"podTemplates": {"containers": ["engine"]}}}, "containers"),
         ({"admissionPolicy": {"podTemplates": {"capabilities": ["ALL"]}}}, "capabilities"),
         ({"admissionPolicy": {"podTemplates": {"volumeTypes": ["projected"]}}}, "volumeTypes"),
