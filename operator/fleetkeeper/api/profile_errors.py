@@ -59,11 +59,8 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
                 f"is {asked.resource}, which the podTemplate of the engine profile {profile.name} sets; choose another resource or profile",
             )
         )
-    if profile.accelerator is AcceleratorKind.CPU:
+    if profile.accelerator is AcceleratorKind.CPU and not profile.simulated:
         errors += _accelerator_errors(spec, profile)
-    if profile.simulated and spec.resources.claims:
-        text = f"is not supported by the engine profile {profile.name}, whose engines are simulated and use no device; remove it"
-        errors.append(FieldError("spec.resources.claims", text))
     return errors
 
 

@@ -105,7 +105,7 @@ def advice_of(service: InferenceService, profile: EngineProfile) -> list[str]:
 
 def _simulated_advice(profile: EngineProfile) -> list[str]:
     return [
-        f"the engine profile {profile.name} is simulated: no model answers, and model.source is not read; the chart needs simulatedEngines: true"
+        f"the engine profile {profile.name} is simulated: no model answers; model, accelerators and claims of the service are not used; the chart needs simulatedEngines: true"
     ]
 
 

@@ -64,7 +64,7 @@ def test_check_says_that_no_model_answers(tmp_path: Path, source: str) -> None:
     assert "engine       simulated (step times of h100-8b, speed 1), profile simulated" in said
     assert "no model answers" in said
     assert "model.cache" not in said
-    assert "accelerators" not in said
+    assert "  accelerators " not in said
 
 
 def test_check_names_what_the_profile_simulates(tmp_path: Path) -> None:

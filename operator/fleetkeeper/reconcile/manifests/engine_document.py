@@ -124,7 +124,8 @@ def _engine(spec: InferenceServiceSpec, profile: EngineProfile) -> Manifest:
     options = _options(spec, profile)
     written: Manifest = {
         "dtype": engine.dtype.value,
-        "tensorParallelSize": engine.tensor_parallel_size,
+        # A simulated engine is one process, as fast as its hardware says.
+        "tensorParallelSize": 1 if profile.simulated else engine.tensor_parallel_size,
         "prefixCaching": engine.prefix_caching,
         "speculativeTokens": int(options.get("spec-tokens", "0")),
         "options": options,

@@ -115,7 +115,7 @@ def _pod_spec(
     }
     if profile.delivery is Delivery.INJECT:
         spec["initContainers"] = [_install_container(profile)]
-    claims = [_pod_claim(claim) for claim in service.spec.resources.claims]
+    claims = [_pod_claim(claim) for claim in _claims(service, profile)]
     if claims:
         spec["resourceClaims"] = claims
     if service.spec.service_account_name is not None:
@@ -195,6 +195,11 @@ def _probe(name: str, *, period_s: int) -> Manifest:
     }
 
 
+def _claims(service: InferenceService, profile: EngineProfile) -> tuple[DeviceClaim, ...]:
+    """Return the claims of devices, none for a simulated engine."""
+    return () if profile.simulated else service.spec.resources.claims
+
+
 def _pod_claim(claim: DeviceClaim) -> Manifest:
     return {key: item for key, item in claim.to_manifest().items() if key != "request"}
 
@@ -221,7 +226,7 @@ def _resources(
     limits = dict(requests)
     if profile.accelerator is not AcceleratorKind.CPU or profile.simulated:
         del limits["cpu"]
-    claims = [_container_claim(claim) for claim in service.spec.resources.claims]
+    claims = [_container_claim(claim) for claim in _claims(service, profile)]
     return {"limits": limits, "requests": requests, **({"claims": claims} if claims else {})}
 
 
