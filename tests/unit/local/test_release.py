@@ -152,7 +152,7 @@ def _pinned(text: str) -> str:
 
 def test_all_images_of_the_values_are_pinned() -> None:
     names = values.image_names(yaml.safe_load(VALUES), VERSION)
-    assert len(names) == 6
+    assert len(names) == 7
     pinned = yaml.safe_load(_pinned(VALUES))
     assert pinned["image"]["repository"].startswith("r.example.com/x/")
     assert pinned["image"]["digest"] == DIGEST
@@ -160,7 +160,7 @@ def test_all_images_of_the_values_are_pinned() -> None:
         f"{pinned['image']['repository']}:{VERSION}"
     }
     assert {name.partition("@")[2] for name in others} == {DIGEST}
-    assert len(others) == 5
+    assert len(others) == 6
 
 
 def test_an_image_in_another_form_is_an_error_and_not_left_by_tag() -> None:

@@ -99,6 +99,7 @@ def document(of: EngineProfile) -> dict[str, Any]:
 
 
 def _engine(template: Manifest) -> Manifest:
+    engine: Manifest
     (engine,) = template["spec"]["containers"]
     return engine
 
@@ -160,7 +161,7 @@ def test_the_engine_gets_every_value_of_the_simulation(simulation: dict[str, Any
 def test_the_engine_has_the_same_fields_and_bounds() -> None:
     """Except that hardware is a known name here, and that speed has a smallest value."""
 
-    def bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    def bounds(schema: dict[str, Any]) -> dict[tuple[str, str], set[tuple[str, Any]]]:
         found = {}
         for name, part in {"": schema, **schema.pop("$defs")}.items():
             for key, field in part.get("properties", {}).items():
@@ -297,7 +298,9 @@ def test_a_new_model_is_not_downloaded_before_simulated_engines_are_replaced() -
         if item["name"] == "FLEETKEEPER_ENGINE"
     )
     assert json.loads(text)["model"]["revision"] == "b" * 40
-    assert after.condition("Ready")[0] == "True"
+    ready = after.condition("Ready")
+    assert ready is not None
+    assert ready[0] == "True"
 
 
 def test_status_and_metrics_say_simulated_and_nothing_is_written_at_rest() -> None:

@@ -14,7 +14,12 @@ from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.demo.cluster import Cluster, CommandError
 from fleetkeeper_local.demo.fleet import Fleet, pod_facts
 from fleetkeeper_local.demo.inject import freeze_engine, processes_of
-from fleetkeeper_local.demo.installation import ImageNames, Installation, desired_values
+from fleetkeeper_local.demo.installation import (
+    ImageNames,
+    Installation,
+    desired_values,
+    product_values,
+)
 from fleetkeeper_local.demo.stage import desired_seed
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
@@ -79,7 +84,17 @@ def test_the_values_name_the_nodes_own_images_and_prometheus(tmp_path: Path) -> 
     values = desired_values(names, Node(NodeSettings(directory=tmp_path)))
     assert values["image"] == {"repository": "localhost:5000/a/operator", "tag": "1"}
     assert values["engineProfiles"] == {"cpu-0.32.0-1": {"image": "localhost:5000/a/engine:2"}}
+    assert "simulatedEngines" not in values
     assert values["prometheus"]["url"] == "http://10.244.0.1:9090"
+
+
+def test_simulated_engines_are_on_with_their_image() -> None:
+    values = product_values(ImageNames("o:1", "e:2", "r:3", simulated="s:4"))
+    assert values["simulatedEngines"] is True
+    assert values["engineProfiles"] == {
+        "cpu-0.32.0-1": {"image": "e:2"},
+        "simulated-0.32.0-1": {"image": "s:4"},
+    }
 
 
 def test_waiting_ends_when_nothing_moves_and_says_what_it_saw() -> None:
