@@ -20,8 +20,8 @@ from fleetkeeper.commands.top import fleet_table
 from fleetkeeper.console.documents import fleet_document
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.reconcile.profiles import simulated_catalog
-from fleetkeeper.simulate.hardware import known_hardware
 from fleetkeeper.simulate.service_model import SIMULATED_START_S, simulated_hardware
+from fleetkeeper_steps.hardware import known_hardware
 from tests.unit.commands.test_fleet_view import NOW, printed, service
 
 ENGINE = {"profile": "simulated-0.32.0-1", "requested": "simulated", "version": "0.32.0"}

@@ -24,9 +24,9 @@ from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.profiles import simulated_catalog
 from fleetkeeper.reconcile.status.gauges import gauges_of_service
 from fleetkeeper.reconcile.types import Kind
-from fleetkeeper.simulate.hardware import known_hardware
 from fleetkeeper_engine.simulation import Simulation as EngineSimulation
 from fleetkeeper_engine.spec import parse_document
+from fleetkeeper_steps.hardware import known_hardware
 from tests.support.plan_cluster import settle
 from tests.support.plan_world import new_world, plan_of, service, with_spec
 from tests.support.random_specs import random_services
