@@ -7,7 +7,6 @@ import base64
 import itertools
 import json
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from fleetkeeper_gateway.kubernetes.credentials import load_credentials
 from fleetkeeper_gateway.services import ServicesSettings, WatchedServices
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.client_keys import RecordedAudit, key_entries, key_secret
+from tests.support.command import Ran, run_command
 
 CRDS = Path(__file__).parents[2] / "crds"
 PATIENCE_S = 120.0
@@ -127,24 +127,11 @@ class GatewayWorld:
 
     async def command(self, *arguments: str, kubeconfig: Path | None = None) -> Ran:
         """Run `fleetkeeper keys` as the administrator, or with another kubeconfig."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fleetkeeper", "keys", *arguments),
-            *("--keys-namespace", self.keys_namespace),
-            env={**os.environ, "KUBECONFIG": str(kubeconfig or self.plane.kubeconfig)},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        return await asyncio.to_thread(
+            run_command,
+            *("keys", *arguments, "--keys-namespace", self.keys_namespace),
+            kubeconfig=kubeconfig or self.plane.kubeconfig,
         )
-        out, err = await process.communicate()
-        return Ran(process.returncode or 0, out.decode(), err.decode())
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
 
 
 def new_world(plane: ControlPlane) -> GatewayWorld:
@@ -155,6 +142,8 @@ def new_world(plane: ControlPlane) -> GatewayWorld:
     if plane.directory not in _PREPARED:
         plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
         plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+        # The API server answers 429 until it has read the new kind; kubectl repeats the request then.
+        plane.kubectl("get", "inferenceservices.fleetkeeper.io", "--all-namespaces")
         _PREPARED.add(plane.directory)
     world.apply(
         *(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +11,11 @@ import yaml
 
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.command import run_command
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
 STREAMED = REPOSITORY / "examples" / "object-storage"
-FLEETKEEPER = str(Path(sys.executable).with_name("fleetkeeper"))
 WANTED = {
     "tiny",
     "8b-one-gpu",
@@ -46,10 +43,10 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     control_plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
-def _apply(plane: ControlPlane, namespace: str, text: str) -> str:
+def _apply(plane: ControlPlane, namespace: str, *files: str, text: str | None = None) -> str:
     return plane.kubectl(
         *("-n", namespace, "apply", "--server-side", "--dry-run=server", "--validate=strict"),
-        *("-f", "-"),
+        *(f"--filename={file}" for file in files or ("-",)),
         input=text,
     )
 
@@ -62,26 +59,19 @@ def test_there_is_an_example_for_each_way_to_serve() -> None:
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_check_finds_an_example_good_and_says_what_it_needs(file: Path) -> None:
     """Without a cluster, by the command that a user runs first."""
-    done = subprocess.run(
-        [FLEETKEEPER, "check", "-f", str(file)],
-        env={key: value for key, value in os.environ.items() if "FLEETKEEPER" not in key},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert ": OK" in done.stdout
-    assert "memory cap   80%" in done.stdout
+    done = run_command("check", "-f", str(file))
+    assert done.code == 0, done.err
+    assert ": OK" in done.out
+    assert "memory cap   80%" in done.out
 
 
-@pytest.mark.parametrize("file", [*EXAMPLES, STREAMED / "service.yaml"], ids=lambda file: file.stem)
-def test_the_api_server_takes_an_example_as_it_is(
-    control_plane: ControlPlane, namespace: str, file: Path
+def test_the_api_server_takes_the_examples_as_they_are(
+    control_plane: ControlPlane, namespace: str
 ) -> None:
     """Strictly: no unknown or doubled field, no rule of the schema broken."""
-    said = _apply(control_plane, namespace, file.read_text())
-    documents = [item for item in yaml.safe_load_all(file.read_text()) if item]
+    files = [*EXAMPLES, STREAMED / "service.yaml"]
+    said = _apply(control_plane, namespace, *map(str, files))
+    documents = [item for file in files for item in yaml.safe_load_all(file.read_text()) if item]
     assert said.count("serverside-applied (server dry run)") == len(documents)
 
 
@@ -91,9 +81,9 @@ def test_the_api_server_refuses_an_example_with_a_mistake(
     """The dry run checks: it reports a misspelled field and a broken rule."""
     text = (REPOSITORY / "examples" / "tiny.yaml").read_text()
     with pytest.raises(KubectlError, match="maxReplica"):
-        _apply(control_plane, namespace, text.replace("maxReplicas", "maxReplica"))
+        _apply(control_plane, namespace, text=text.replace("maxReplicas", "maxReplica"))
     with pytest.raises(KubectlError, match="minReplicas"):
-        _apply(control_plane, namespace, text.replace("minReplicas: 1", "minReplicas: 7"))
+        _apply(control_plane, namespace, text=text.replace("minReplicas: 1", "minReplicas: 7"))
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
 import secrets
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +17,11 @@ import yaml
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.command import Ran, run_command
 from tests.support.helm_chart import CHART, HelmError, helm, only, rendered
 from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import MARKER_PATH, World, operator_world, service
 
-FLEETKEEPER = str(Path(sys.executable).with_name("fleetkeeper"))
 PROFILES = {"cpu-0.32.0-1": None, "cuda-0.32.0-1": None}
 
 
@@ -62,17 +60,6 @@ class Release:
         )
 
 
-def _run(*arguments: str, kubeconfig: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [FLEETKEEPER, *arguments],
-        env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
 @pytest_asyncio.fixture
 async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
     async with operator_world(control_plane, "chart-served") as found:
@@ -91,15 +78,7 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     control_plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
-def _keys(plane: ControlPlane, namespace: str) -> None:
-    done = _run(
-        *("signing-keys", "create", "--secret=given", f"--namespace={namespace}"),
-        kubeconfig=plane.kubeconfig,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest_asyncio.fixture(params=["ClusterRole", "Role"])
+@pytest_asyncio.fixture
 async def release(
     request: pytest.FixtureRequest, world: World, namespace: str
 ) -> AsyncIterator[Release]:
@@ -117,7 +96,7 @@ async def release(
             "dropProfilesInUse": True,
         },
     )
-    _keys(world.plane, namespace)
+    world.plane.kubectl("-n", namespace, "create", "secret", "generic", "given")
     # The rights that other tests use must not hide what the chart's lack.
     world.plane.kubectl("-n", world.namespace, "delete", "rolebinding", "test-operator")
     found.install()
@@ -158,6 +137,7 @@ def _forbidden(plane: ControlPlane, user: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("release", ["ClusterRole", "Role"], indirect=True)
 async def test_the_charts_rights_are_all_that_the_operator_needs(
     world: World, release: Release
 ) -> None:
@@ -188,6 +168,11 @@ async def test_the_charts_rights_are_all_that_the_operator_needs(
     assert all(write.namespace == world.namespace for write in world.writes())
 
 
+@pytest.mark.parametrize(
+    "release",
+    ["ClusterRole", pytest.param("Role", marks=pytest.mark.exhaustive)],
+    indirect=True,
+)
 async def test_an_upgrade_and_a_return_leave_services_alone(world: World, release: Release) -> None:
     """The operator's own objects change; the CRD, the keys and the services do not."""
     await world.create(service())
@@ -225,13 +210,13 @@ def test_the_key_job_makes_keys_once_with_a_right_that_reads_nothing(
         found: dict[str, Any] = json.loads(text)
         return found
 
-    first = _run(*container["args"], kubeconfig=account)
-    assert first.returncode == 0, first.stderr
+    first = run_command(*container["args"], kubeconfig=account)
+    assert first.code == 0, first.err
     made = secret()
     assert set(made["data"]) == {"key.pem", "jwks.json"}
-    second = _run(*container["args"], kubeconfig=account)
-    assert second.returncode == 0, second.stderr
-    assert "already exists" in second.stdout
+    second = run_command(*container["args"], kubeconfig=account)
+    assert second.code == 0, second.err
+    assert "already exists" in second.out
     assert secret() == made
     with pytest.raises(KubectlError, match="forbidden"):
         control_plane.kubectl("-n", namespace, "get", "secret", name, kubeconfig=account)
@@ -252,7 +237,7 @@ async def test_a_profile_in_use_is_not_dropped(world: World, tmp_path: Path) -> 
         json.dumps({"status": {"engine": {"profile": "cuda-0.32.0-1", "version": "0.32.0"}}}),
     )
 
-    def check(*names: str) -> subprocess.CompletedProcess[str]:
+    async def check(*names: str) -> Ran:
         objects = rendered(
             {
                 "engineProfiles": {name: None for name in PROFILES if name not in names},
@@ -263,18 +248,17 @@ async def test_a_profile_in_use_is_not_dropped(world: World, tmp_path: Path) -> 
         )
         file = tmp_path / "profiles.yaml"
         file.write_text(only(objects, "ConfigMap", "fleetkeeper-profiles")["data"]["profiles.yaml"])
-        return _run(
-            "profiles-in-use",
-            f"--profiles={file}",
-            f"--namespace={world.namespace}",
+        return await asyncio.to_thread(
+            run_command,
+            *("profiles-in-use", f"--profiles={file}", f"--namespace={world.namespace}"),
             kubeconfig=world.plane.kubeconfig,
         )
 
-    kept = check("cpu-0.32.0-1", "cuda-0.32.0-1")
-    assert kept.returncode == 0, kept.stderr
-    lost = check("cpu-0.32.0-1")
-    assert lost.returncode == 1
-    assert f"{world.namespace}/chat uses the engine profile cuda-0.32.0-1" in lost.stderr
+    kept = await check("cpu-0.32.0-1", "cuda-0.32.0-1")
+    assert kept.code == 0, kept.err
+    lost = await check("cpu-0.32.0-1")
+    assert lost.code == 1
+    assert f"{world.namespace}/chat uses the engine profile cuda-0.32.0-1" in lost.err
 
 
 def test_helm_refuses_wrong_values_at_install(control_plane: ControlPlane, namespace: str) -> None:

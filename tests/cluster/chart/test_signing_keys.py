@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +12,7 @@ import pytest
 
 from fleetkeeper_gateway.grants.keys import read_keys
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-
-FLEETKEEPER = str(Path(sys.executable).with_name("fleetkeeper"))
+from tests.support.command import Ran, run_command
 
 
 @pytest.fixture
@@ -26,15 +23,8 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     control_plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
-def command(kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [FLEETKEEPER, "signing-keys", *arguments],
-        env={"KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+def command(kubeconfig: Path, *arguments: str) -> Ran:
+    return run_command("signing-keys", *arguments, kubeconfig=kubeconfig)
 
 
 def entries(plane: ControlPlane, namespace: str, name: str) -> dict[str, str]:
@@ -56,17 +46,17 @@ def test_the_job_creates_both_secrets_once_without_reading_any(
     kubeconfig = control_plane.user_kubeconfig(user)
     arguments = ("create", "--secret=control", f"--namespace={namespace}")
     first = command(kubeconfig, *arguments)
-    assert (first.returncode, first.stdout) == (0, f"created Secret {namespace}/control\n")
+    assert (first.code, first.out) == (0, f"created Secret {namespace}/control\n")
     before = entries(control_plane, namespace, "control")
     assert set(before) == {"key.pem", "jwks.json"}
     # The upgrade that brings the gateway.
     second = command(kubeconfig, *arguments, "--grant-secret=grants")
-    assert second.returncode == 0, second.stderr
-    assert "control already exists; unchanged" in second.stdout
+    assert second.code == 0, second.err
+    assert "control already exists; unchanged" in second.out
     assert entries(control_plane, namespace, "control") == before
     grants = entries(control_plane, namespace, "grants")
     assert set(grants) == {"signing.pem", "jwks.json"}
-    assert command(kubeconfig, *arguments, "--grant-secret=grants").returncode == 0
+    assert command(kubeconfig, *arguments, "--grant-secret=grants").code == 0
     assert entries(control_plane, namespace, "grants") == grants
 
 
@@ -76,13 +66,13 @@ def test_a_rotation_gives_the_gateway_files_that_it_reads(
     where = ("--grant-secret=grants", f"--namespace={namespace}")
     kubeconfig = control_plane.kubeconfig
     absent = command(kubeconfig, "rotate", *where)
-    assert absent.returncode == 1
-    assert "grants" in absent.stderr
-    assert command(kubeconfig, "create", *where).returncode == 0
+    assert absent.code == 1
+    assert "grants" in absent.err
+    assert command(kubeconfig, "create", *where).code == 0
     before = entries(control_plane, namespace, "grants")
     rotated = command(kubeconfig, "rotate", *where, "--after=0s")
-    assert rotated.returncode == 0, rotated.stderr
-    assert "warning" in rotated.stderr
+    assert rotated.code == 0, rotated.err
+    assert "warning" in rotated.err
     after = entries(control_plane, namespace, "grants")
     for name, text in after.items():
         (tmp_path / name).write_text(text)
@@ -91,11 +81,11 @@ def test_a_rotation_gives_the_gateway_files_that_it_reads(
     assert set(keys.trusted) == {keys.signing.kid, keys.following.kid}
     assert after["signing.pem"] == before["signing.pem"]
     # The second begins where the first ended; one that is under way is not overtaken.
-    assert command(kubeconfig, "rotate", *where).returncode == 0
+    assert command(kubeconfig, "rotate", *where).code == 0
     assert entries(control_plane, namespace, "grants")["signing.pem"] == after["next.pem"]
     again = command(kubeconfig, "rotate", *where)
-    assert again.returncode == 1
-    assert f"cannot rotate the grant keys of Secret {namespace}/grants: a rotation" in again.stderr
+    assert again.code == 1
+    assert f"cannot rotate the grant keys of Secret {namespace}/grants: a rotation" in again.err
 
 
 def test_a_secret_without_data_is_told_in_a_line(
@@ -105,8 +95,8 @@ def test_a_secret_without_data_is_told_in_a_line(
     found = command(
         control_plane.kubeconfig, "rotate", "--grant-secret=grants", f"--namespace={namespace}"
     )
-    assert found.returncode == 1
-    assert "signing.pem is missing" in found.stderr
+    assert found.code == 1
+    assert "signing.pem is missing" in found.err
 
 
 def test_a_secret_without_grant_keys_is_not_changed(
@@ -118,6 +108,6 @@ def test_a_secret_without_grant_keys_is_not_changed(
     found = command(
         control_plane.kubeconfig, "rotate", "--grant-secret=grants", f"--namespace={namespace}"
     )
-    assert found.returncode == 1
-    assert "signing.pem is missing" in found.stderr
+    assert found.code == 1
+    assert "signing.pem is missing" in found.err
     assert entries(control_plane, namespace, "grants") == {"a": "b"}
