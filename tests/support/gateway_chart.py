@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from functools import cache
 from typing import Any
 
 from tests.support.helm_chart import only, rendered
@@ -115,14 +113,9 @@ def gateway_values(name: str, **others: Any) -> Live:
     return {"gateway": {"enabled": True, **VALUE_SETS[name]}, **others}
 
 
-@cache
-def _once(name: str) -> list[Live]:
-    return rendered(gateway_values(name))
-
-
 def gateway_objects(name: str) -> list[Live]:
     """Return the chart's objects with a value set, which the caller may change."""
-    return copy.deepcopy(_once(name))
+    return rendered(gateway_values(name))
 
 
 def pod_of(objects: list[Live], name: str = NAME) -> Live:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +43,26 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> str:
     return done.stdout
 
 
+def template(
+    values: Mapping[str, Any] | None = None, *, release: str = RELEASE, namespace: str = NAMESPACE
+) -> str:
+    """The chart as Helm renders it, hooks included."""
+    place = (f"--namespace={namespace}", "--kube-version=1.36.3")
+    return helm("template", release, str(CHART), *place, values=values)
+
+
 def rendered(
     values: Mapping[str, Any] | None = None, *, release: str = RELEASE, namespace: str = NAMESPACE
 ) -> list[dict[str, Any]]:
-    """Every object of the chart, hooks included."""
-    text = helm(
-        "template",
-        release,
-        str(CHART),
-        f"--namespace={namespace}",
-        "--kube-version=1.36.3",
-        values=values,
-    )
-    return [item for item in yaml.safe_load_all(text) if item]
+    """Every object of the chart, which the caller may change; Helm runs once for the same values."""
+    return copy.deepcopy(_rendered(json.dumps(values or {}), release, namespace))
+
+
+@cache
+def _rendered(values: str, release: str, namespace: str) -> list[dict[str, Any]]:
+    text = template(json.loads(values), release=release, namespace=namespace)
+    # The loader in C: the one in Python takes longer than Helm.
+    return [item for item in yaml.load_all(text, yaml.CSafeLoader) if item]
 
 
 def only(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
