@@ -27,6 +27,7 @@ async def site() -> AsyncIterator[TestServer]:
         yield server
 
 
+@pytest.mark.exhaustive
 async def test_until_waits_for_the_page_that_a_navigation_brings(
     site: TestServer, tmp_path: Path
 ) -> None:

@@ -57,23 +57,29 @@ class Page:
     tab: Tab
     samples: Samples
     link: str
-    pictures: Path
+    pictures: Path | None
 
     async def see(self, name: str) -> None:
-        """Check that nothing overflows at any width, and keep pictures."""
+        """Check that nothing overflows at any width, and keep pictures if they are asked for."""
         for scheme in ("light", "dark"):
             for size, (width, height) in SIZES.items():
                 await self.tab.look(width, height, scheme=scheme)
                 await self.tab.until(NO_OVERFLOW)
                 whole = await self.tab.value("document.documentElement.scrollHeight")
                 await self.tab.look(width, whole, scheme=scheme)
-                await self.tab.picture(self.pictures / f"{name}-{size}-{scheme}.png")
+                await self.keep(f"{name}-{size}-{scheme}.png")
         await self.tab.look(*SIZES["wide"])
+
+    async def keep(self, name: str) -> None:
+        """Keep a picture if pictures are asked for."""
+        if self.pictures is not None:
+            await self.tab.picture(self.pictures / name)
 
 
 @asynccontextmanager
 async def _opened(tmp_path: Path, history: History | None = None) -> AsyncIterator[Page]:
-    pictures = Path(os.environ.get("FLEETKEEPER_PICTURES", tmp_path / "pictures"))
+    folder = os.environ.get("FLEETKEEPER_PICTURES")
+    pictures = Path(folder) if folder else None
     samples, session = samples_until(time.time()), Session()
     async with (
         serving(samples, session, history=history) as port,
@@ -138,6 +144,7 @@ async def test_the_fleet_is_sorted_filtered_and_keeps_its_data_when_the_api_is_a
     assert await tab.value(names) == "code,vision"
 
 
+@pytest.mark.exhaustive
 async def test_a_service_shows_charts_decisions_and_replicas(page: Page) -> None:
     tab = page.tab
     await tab.value("document.getElementById('open team-a/chat').click()")
@@ -172,6 +179,7 @@ async def test_a_service_shows_charts_decisions_and_replicas(page: Page) -> None
     assert tab.problems == []
 
 
+@pytest.mark.exhaustive
 async def test_the_link_opens_once_and_the_page_stays_open_in_its_browser(page: Page) -> None:
     await page.tab.open(page.link)
     await page.tab.until("document.querySelectorAll('#rows tr').length === 8")
@@ -180,6 +188,7 @@ async def test_the_link_opens_once_and_the_page_stays_open_in_its_browser(page: 
     await page.tab.until("document.body.innerText.includes('start it again for a new link')")
 
 
+@pytest.mark.exhaustive
 async def test_without_prometheus_the_page_says_how_to_get_history(page: Page) -> None:
     await page.tab.value("document.getElementById('open team-a/chat').click()")
     await page.tab.until("document.querySelectorAll('#charts svg').length === 6")
@@ -191,6 +200,7 @@ async def test_without_prometheus_the_page_says_how_to_get_history(page: Page) -
     assert await page.tab.value("document.querySelector('#ranges').hidden") is True
 
 
+@pytest.mark.exhaustive
 async def test_the_charts_show_the_last_hours_with_their_decisions(day: Page) -> None:
     """From Prometheus, by the console alone: the page's policy lets the browser ask nobody else."""
     shown = ConsolePage(day.tab)
@@ -222,7 +232,7 @@ async def test_the_charts_show_the_last_hours_with_their_decisions(day: Page) ->
     await day.tab.value("document.getElementById('data').open = false")
     await day.see("history")
     await day.tab.look(1440, 1330)
-    await day.tab.picture(day.pictures / "console.png")
+    await day.keep("console.png")
 
     await shown.show_hours(1)
     assert (await shown.chart("Queue wait")).startswith("Queue wait over the last 60 minutes.")
@@ -232,6 +242,7 @@ async def test_the_charts_show_the_last_hours_with_their_decisions(day: Page) ->
     assert day.tab.problems == []
 
 
+@pytest.mark.exhaustive
 async def test_a_prometheus_that_is_away_is_named_and_asked_again(
     chromium: None, tmp_path: Path
 ) -> None:
@@ -249,6 +260,7 @@ async def test_a_prometheus_that_is_away_is_named_and_asked_again(
         assert "replicas 3 -> 5" in await shown.text("#changes")
 
 
+@pytest.mark.exhaustive
 async def test_every_control_is_reached_by_the_keyboard_and_no_rule_of_accessibility_is_broken(
     day: Page,
 ) -> None:
@@ -287,6 +299,7 @@ async def test_every_control_is_reached_by_the_keyboard_and_no_rule_of_accessibi
     assert await day.tab.value("document.activeElement.id") == "hours-24"
 
 
+@pytest.mark.exhaustive
 async def test_the_command_shows_a_service_of_the_cluster_with_its_history(
     chromium: None, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
