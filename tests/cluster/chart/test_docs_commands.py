@@ -33,7 +33,7 @@ ONCE = {
 """Pages by what they run: many runbooks begin with the same look, which is taken once."""
 NAMESPACE = "team-a"
 FIRST_SERVICE = "docs/first-service.md"
-READ_FIRST = ("README.md", FIRST_SERVICE, "docs/operations.md")
+READ_FIRST = ("README.md", FIRST_SERVICE)
 PAGES_BY_READER = [*READ_FIRST, *sorted(set(ONCE.values()) - set(READ_FIRST))]
 CHAT: dict[str, Any] = {
     "apiVersion": "fleetkeeper.io/v1alpha1",
@@ -192,6 +192,7 @@ def test_commands_of_a_page_run(fleet: Fleet, page: str, tmp_path: Path) -> None
     run_blocks(BLOCKS[page], tmp_path, fleet.environment, timeout_s=240)
 
 
+@pytest.mark.exhaustive
 def test_what_the_pages_say_of_a_service_is_seen(fleet: Fleet, tmp_path: Path) -> None:
     """The first looks of troubleshooting show what they promise."""
     fleet.reset()

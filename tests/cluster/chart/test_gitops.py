@@ -17,6 +17,7 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.helm_chart import CHART, HelmError, only, rendered
 
+pytestmark = pytest.mark.exhaustive  # about Flux and Argo CD, and examples for them
 REPOSITORY = Path(__file__).parents[3]
 GITOPS = REPOSITORY / "examples" / "gitops"
 ENVIRONMENTS = ("staging", "production")

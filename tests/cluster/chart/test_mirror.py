@@ -23,6 +23,7 @@ from fleetkeeper_local.release import references
 from tests.support.registry_front import PASSWORD, USER, Front, running_front
 from tests.support.release_world import require_programs, running_registry, stand_in
 
+pytestmark = pytest.mark.exhaustive  # about the copying of a release, not about serving
 OCI_MANIFEST = MANIFEST_TYPES[2]
 SBOM = b'{"bomFormat": "CycloneDX"}'
 

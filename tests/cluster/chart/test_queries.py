@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+import pytest_asyncio
 from aiohttp import ClientError, ClientSession, web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -153,42 +155,51 @@ async def _prometheus(
             await process.wait()
 
 
-async def test_every_query_has_an_answer(tmp_path: Path) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def prometheus(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Prometheus]:
+    async with _prometheus(tmp_path_factory.mktemp("prometheus")) as found:
+        yield found
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_query_has_an_answer(prometheus: Prometheus) -> None:
     """No error; each selector returns series, and each panel numbers."""
     values_of = variables(NAMESPACE, SERVICE, OPERATOR)
     drawn, alerting = shown(values_of) | annotated(values_of), judged()
     assert len(drawn) > 60
-    async with _prometheus(tmp_path) as prometheus:
-        for where, query in (drawn | chosen(values_of) | alerting).items():
-            selectors = SELECTOR.findall(query)
-            assert selectors, where
-            for selector in selectors:
-                await prometheus.data(where, selector)
-        for query in alerting.values():
-            await prometheus.values(query)
-        for where, query in drawn.items():
-            values = await prometheus.data(where, query)
-            assert "NaN" not in values, f"{where}: {query}"
-        now = time.time()
-        found = await asyncio.to_thread(
-            record, prometheus.url, [*dashboards().values()], values_of, now - GUARD_S, now
-        )
-        assert found.answers.keys() == set(drawn.values())
-        assert all(found.answers.values())
+    selectors: dict[str, str] = {}
+    for where, query in (drawn | chosen(values_of) | alerting).items():
+        named = SELECTOR.findall(query)
+        assert named, where
+        selectors |= dict.fromkeys(named, where)
+    for selector, where in selectors.items():
+        await prometheus.data(where, selector)
+    for query in alerting.values():
+        await prometheus.values(query)
+    for where, query in drawn.items():
+        values = await prometheus.data(where, query)
+        assert "NaN" not in values, f"{where}: {query}"
+    now = time.time()
+    found = await asyncio.to_thread(
+        record, prometheus.url, [*dashboards().values()], values_of, now - GUARD_S, now
+    )
+    assert found.answers.keys() == set(drawn.values())
+    assert all(found.answers.values())
 
 
-async def test_prometheus_evaluates_every_alert(tmp_path: Path) -> None:
-    async with _prometheus(tmp_path) as prometheus:
-        deadline = time.monotonic() + GUARD_S
-        health: dict[str, str] = {}
-        while "unknown" in health.values() or not health:
-            assert time.monotonic() < deadline, health
-            groups = (await prometheus.get("rules"))["groups"]
-            health = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
-            await asyncio.sleep(0.2)
-        assert health == {rule["alert"]: "ok" for rule in alerts()}
+@pytest.mark.asyncio(loop_scope="module")
+async def test_prometheus_evaluates_every_alert(prometheus: Prometheus) -> None:
+    deadline = time.monotonic() + GUARD_S
+    health: dict[str, str] = {}
+    while "unknown" in health.values() or not health:
+        assert time.monotonic() < deadline, health
+        groups = (await prometheus.get("rules"))["groups"]
+        health = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+        await asyncio.sleep(0.2)
+    assert health == {rule["alert"]: "ok" for rule in alerts()}
 
 
+@pytest.mark.exhaustive
 async def test_the_annotation_marks_a_decision_and_no_restart_of_the_operator(
     tmp_path: Path,
 ) -> None:

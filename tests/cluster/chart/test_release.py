@@ -69,6 +69,7 @@ def test_every_image_of_the_installed_chart_is_by_digest_and_in_the_registry(wor
     assert repositories == {*builder.PUBLISHED.values(), "vllm-openai"}
 
 
+@pytest.mark.exhaustive
 def test_what_this_version_is_called_and_what_the_chart_names_are_the_same_image(
     world: World,
 ) -> None:
@@ -77,6 +78,7 @@ def test_what_this_version_is_called_and_what_the_chart_names_are_the_same_image
         assert references.by_digest(tagged) in world.images
 
 
+@pytest.mark.exhaustive
 def test_the_files_have_the_checksums_and_name_the_images_and_the_chart(
     world: World, tmp_path: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_the_files_have_the_checksums_and_name_the_images_and_the_chart(
     assert pulled.read_bytes() == (folder / f"fleetkeeper-{VERSION}.tgz").read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_each_image_of_this_release_has_an_sbom_as_a_file_and_in_the_registry(
     world: World,
 ) -> None:
@@ -134,6 +137,7 @@ def _raw(name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_the_chart_keeps_its_comments_and_all_other_values(world: World) -> None:
     before = (world.checkout.root / "charts/fleetkeeper/values.yaml").read_text()
     after = helm("show", "values", str(world.release.target / f"fleetkeeper-{VERSION}.tgz"))
@@ -146,6 +150,7 @@ def test_the_chart_keeps_its_comments_and_all_other_values(world: World) -> None
     assert all(re.search("[iI]mage|repository|digest", old) for old, _ in changed)
 
 
+@pytest.mark.exhaustive
 def test_a_mirror_keeps_the_digests_and_the_chart_runs_from_it(
     world: World, tmp_path: Path
 ) -> None:
@@ -171,6 +176,7 @@ def test_a_mirror_keeps_the_digests_and_the_chart_runs_from_it(
         assert references.exists(f"{mirror}/fleetkeeper/charts/fleetkeeper{digest}")
 
 
+@pytest.mark.exhaustive
 def test_a_mirror_of_a_mirror_needs_no_access_to_the_registry_of_the_release(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,11 +205,13 @@ def test_a_mirror_of_a_mirror_needs_no_access_to_the_registry_of_the_release(
             assert references.exists(image.replace(origin, to))
 
 
+@pytest.mark.exhaustive
 def test_a_released_version_is_not_published_again(world: World) -> None:
     with pytest.raises(LocalError, match=r"this version is released"):
         publish(world.release)
 
 
+@pytest.mark.exhaustive
 def test_a_later_release_keeps_the_engines_of_the_earlier_and_refuses_to_change_them(
     world: World,
 ) -> None:

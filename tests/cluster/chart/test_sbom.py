@@ -12,6 +12,7 @@ from fleetkeeper_local.images import oci
 from fleetkeeper_local.release import contents
 from tests.support.release_world import require_programs
 
+pytestmark = pytest.mark.exhaustive  # about the lists of packages that a release publishes
 STATUS = "var/lib/dpkg/status"
 LAYERS = (
     {
