@@ -21,8 +21,8 @@ from fleetkeeper_gateway.services import ServicesSettings, WatchedServices
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.client_keys import RecordedAudit, key_entries, key_secret
 from tests.support.command import Ran, run_command
+from tests.support.crds import install_crds
 
-CRDS = Path(__file__).parents[2] / "crds"
 PATIENCE_S = 120.0
 READS = ["get", "list", "watch"]
 SERVICE_RULES = [
@@ -140,10 +140,7 @@ def new_world(plane: ControlPlane) -> GatewayWorld:
     label = f"gateway-{os.getpid()}-{number}"
     world = GatewayWorld(plane, label, f"{label}-keys", f"{label}-user")
     if plane.directory not in _PREPARED:
-        plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
-        # The API server answers 429 until it has read the new kind; kubectl repeats the request then.
-        plane.kubectl("get", "inferenceservices.fleetkeeper.io", "--all-namespaces")
+        install_crds(plane)
         _PREPARED.add(plane.directory)
     world.apply(
         *(

@@ -19,11 +19,10 @@ from fleetkeeper.api import names
 from fleetkeeper.api.names import UNWRITTEN_STATUS
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
-from fleetkeeper.api.schema.crd import PATH
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.crds import install_crds
 from tests.support.service_cases import Case, cases
 
-ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "crd-cases"
 
 
@@ -51,10 +50,7 @@ def send(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) 
 
     What a test keeps goes with the namespace: a later test's operator may serve all namespaces.
     """
-    control_plane.kubectl("apply", "--server-side", "-f", str(ROOT / PATH))
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "--timeout=30s", f"crd/{names.CRD_NAME}"
-    )
+    install_crds(control_plane)
     control_plane.kubectl("create", "namespace", NAMESPACE)
     connection = connected(control_plane, tmp_path_factory.mktemp("identity"))
 

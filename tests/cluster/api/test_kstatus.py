@@ -6,7 +6,6 @@ import json
 import secrets
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,10 @@ from fleetkeeper.reconcile.status.defect import plan_of_defect
 from fleetkeeper.reconcile.types import Defect
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.programs import program_path
+from tests.support.crds import install_crds
 from tests.support.plan_cluster import settle, step
 from tests.support.plan_world import act, new_world, plan_of, with_spec
 from tests.support.status_cases import REACHED, RECOVERS, RESTING, ROUTED, SUSPENDED, next_resource
-
-CRDS = Path(__file__).parents[3] / "crds"
 
 
 def kstatus_of(*resources: dict[str, Any]) -> list[tuple[str, str]]:
@@ -111,8 +109,7 @@ def test_a_new_service_is_in_progress_before_anybody_writes_its_status(
     control_plane: ControlPlane,
 ) -> None:
     """The API server fills in a generation that is not observed yet."""
-    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-    control_plane.kubectl("wait", "--for=condition=Established", "-f", str(CRDS))
+    install_crds(control_plane)
     name = f"kstatus-{secrets.token_hex(3)}"
     manifest = {**new_world().resource, "metadata": {"name": name, "namespace": "default"}}
     control_plane.kubectl("create", "-f", "-", input=json.dumps(manifest))

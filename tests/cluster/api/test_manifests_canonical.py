@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +27,11 @@ from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.crds import install_crds
 from tests.support.golden_services import CASES
 from tests.support.pod_templates import EVERY_FORM, PROFILE
 from tests.support.random_specs import allowed, random_services
 
-CRDS = Path(__file__).parents[3] / "crds"
 NAMESPACE = "manifests-canonical"
 RANDOM = 20
 """Random services beside the golden ones; of these the unit tests draw hundreds."""
@@ -98,8 +97,7 @@ def _live(plane: ControlPlane) -> Live:
 @pytest.fixture(scope="module")
 def applied(control_plane: ControlPlane) -> Iterator[tuple[list[Manifest], Live]]:
     """The children of all services, applied once, and how the API server holds them."""
-    control_plane.kubectl("apply", "--server-side", "-f", str(CRDS))
-    control_plane.kubectl("wait", "--for=condition=Established", "-f", str(CRDS))
+    install_crds(control_plane)
     control_plane.kubectl("create", "namespace", NAMESPACE)
     control_plane.kubectl("create", "-f", "-", input=json.dumps(OWNER))
     owner = json.loads(control_plane.kubectl("-n", NAMESPACE, "get", "fis", "owner", "-o", "json"))

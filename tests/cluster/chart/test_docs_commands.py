@@ -22,7 +22,8 @@ from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import KUBERNETES_VERSION, program_path
-from tests.support.docs_commands import ROOT, blocks_by_page, run_blocks
+from tests.support.crds import install_crds
+from tests.support.docs_commands import blocks_by_page, run_blocks
 from tests.support.lanes import keep_first
 from tests.support.plane_state import claim_namespace, mend, state_of
 
@@ -158,8 +159,7 @@ def fleet(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory)
 
 
 def _prepare(plane: ControlPlane) -> None:
-    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-    plane.kubectl("wait", "--for=condition=Established", "crd/inferenceservices.fleetkeeper.io")
+    install_crds(plane)
     plane.add_nodes(1, gpus=8)
     claim_namespace(plane, NAMESPACE)
     for manifest in (ROUTER_ROLE, VOLUME):

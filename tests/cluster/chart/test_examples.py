@@ -12,6 +12,7 @@ import yaml
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.command import run_command
+from tests.support.crds import install_crds
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
@@ -33,10 +34,7 @@ WANTED = {
 @pytest.fixture(scope="module")
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
     """A namespace on an API server that knows the resource; names fit, for HPA and claims."""
-    control_plane.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/inferenceservices.fleetkeeper.io"
-    )
+    install_crds(control_plane)
     name = f"examples-{secrets.token_hex(3)}"
     control_plane.kubectl("create", "namespace", name)
     yield name

@@ -15,6 +15,7 @@ import yaml
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.programs import program_path
+from tests.support.crds import install_crds
 from tests.support.helm_chart import CHART, HelmError, only, rendered
 
 pytestmark = pytest.mark.exhaustive  # about Flux and Argo CD, and examples for them
@@ -56,10 +57,7 @@ def argo_values() -> Mapping[str, Any]:
 
 @pytest.fixture(scope="module")
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
-    control_plane.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/inferenceservices.fleetkeeper.io"
-    )
+    install_crds(control_plane)
     name = f"gitops-{secrets.token_hex(3)}"
     control_plane.kubectl("create", "namespace", name)
     yield name

@@ -36,7 +36,7 @@ from tests.support.console_fleet import (
 )
 from tests.support.console_history import prometheus_of_a_day
 from tests.support.console_page import ConsolePage, check_console, console_process, printed_link
-from tests.support.operator_rights import CRDS
+from tests.support.crds import install_crds
 from tests.support.operator_world import service
 
 SIZES = {"wide": (1440, 1000), "narrow": (320, 800)}
@@ -305,8 +305,7 @@ async def test_the_command_shows_a_service_of_the_cluster_with_its_history(
 ) -> None:
     """As tests/e2e does on a node, but with a service that nobody runs."""
     now, namespace = time.time(), f"console-{uuid.uuid4().hex[:6]}"
-    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-    control_plane.kubectl("wait", "--for=condition=Established", "-f", str(CRDS))
+    install_crds(control_plane)
     control_plane.kubectl("create", "namespace", namespace)
     inside = ("-n", namespace)
     control_plane.kubectl(*inside, "create", "-f", "-", input=json.dumps(service()))

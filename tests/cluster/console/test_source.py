@@ -13,7 +13,7 @@ from fleetkeeper.commands.fleet_source import FleetSource
 from fleetkeeper.console.documents import Document, fleet_document
 from fleetkeeper.console.samples import Sampler, Samples
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_rights import CRDS
+from tests.support.crds import install_crds
 from tests.support.operator_world import service
 
 GUARD_S = 120.0
@@ -23,8 +23,7 @@ GUARD_S = 120.0
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
     """A namespace with a service, of which no operator knows."""
     name = f"console-{uuid.uuid4().hex[:6]}"
-    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-    control_plane.kubectl("wait", "--for=condition=Established", "-f", str(CRDS))
+    install_crds(control_plane)
     control_plane.kubectl("create", "namespace", name)
     control_plane.kubectl("-n", name, "create", "-f", "-", input=json.dumps(service()))
     yield name
