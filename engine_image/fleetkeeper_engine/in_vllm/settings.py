@@ -22,6 +22,8 @@ MIDDLEWARE = "fleetkeeper_engine.in_vllm.http.middleware.TierMiddleware"
 """Value of vLLM's --middleware."""
 TRACED_MIDDLEWARE = "fleetkeeper_engine.in_vllm.http.tracing.TracedTierMiddleware"
 """Value of vLLM's --middleware if the document has `tracing`."""
+FORKING_SERVER = "fleetkeeper_engine.in_vllm.api_server"
+"""The module that starts vLLM's server with processes that are forked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from fleetkeeper_engine.supervisor.launch.downloads import (
     fetched_objects,
     own_environment,
 )
+from fleetkeeper_engine.supervisor.launch.entry import decided_entry
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.features import Features, find_features
 from fleetkeeper_engine.supervisor.launch.memory_plan import (
@@ -96,9 +97,12 @@ async def prepare(
     if streamed:
         plan = _with_stream_buffer(plan, document, directory)
     logger.info("memory: %s", plan.explanation)
+    entry, spawned = decided_entry(document, features, environment)
+    if spawned:
+        logger.info("vLLM's processes are spawned: %s", spawned)
     launch = Launch(
         python=sys.executable,
-        entry=features.entry,
+        entry=entry,
         model=model.source if streamed else str(directory),
         load_format=LOAD_FORMAT if streamed else None,
         dtype=dtype,
