@@ -20,6 +20,7 @@ import aiohttp
 
 from fleetkeeper_engine.in_vllm.settings import (
     ENVIRONMENT,
+    FORKING_SERVER,
     INTERNAL_HEADER,
     MIDDLEWARE,
     SCHEDULER_FACTORY,
@@ -34,6 +35,7 @@ from fleetkeeper_engine.shm.layout import (
 from fleetkeeper_engine.shm.ledger import FILE as LEDGER
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.shm.region import Region
+from tests.support import engine_environment
 from tests.support.engine_environment import PYTHON, free_port, make_tiny_model
 
 MODEL = "tiny"
@@ -58,6 +60,9 @@ SETTINGS = VllmSettings(
 )
 
 
+STOCK_SERVER = "vllm.entrypoints.openai.api_server"
+SERVER = FORKING_SERVER if engine_environment.ENVIRONMENT.name == ".venv-engine" else STOCK_SERVER
+"""As the supervisor chooses it: it lets only the present vLLM fork its processes."""
 INSIDE = (f"--scheduler-cls={SCHEDULER_FACTORY}", f"--middleware={MIDDLEWARE}")
 """The arguments that load our code."""
 
@@ -67,7 +72,7 @@ def vllm_argv(model: Path, port: int, settings: VllmSettings) -> list[str]:
     return [
         str(PYTHON),
         "-m",
-        "vllm.entrypoints.openai.api_server",
+        SERVER,
         f"--model={model}",
         f"--served-model-name={MODEL}",
         "--host=127.0.0.1",

@@ -15,6 +15,7 @@ import os
 import runpy
 import signal
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable
@@ -88,9 +89,14 @@ def leave_server() -> None:
 
 def _has_address(descriptor: int) -> bool:
     """Return whether it is a socket that is bound, so not half of a pair."""
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
-        name = found.getsockname()
-        return bool(name[1] if isinstance(name, tuple) else name)
+    with suppress(OSError):
+        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            found = socket.socket(fileno=descriptor)
+            try:
+                name = found.getsockname()
+            finally:
+                found.detach()
+            return bool(name[1] if isinstance(name, tuple) else name)
     return False
 
 

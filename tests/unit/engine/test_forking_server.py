@@ -27,7 +27,7 @@ def get_mp_context():
     return multiprocessing.get_context("spawn")
 """
 ENTRY = """
-import signal, socket, sys
+import os, signal, socket, sys
 from vllm.v1.engine.core import get_mp_context
 
 def main():
@@ -38,12 +38,19 @@ def main():
     signal.set_wakeup_fd(wakeup.fileno())
     context = get_mp_context()
     ours, theirs = context.Pipe()
+    reading, writing = os.pipe()
 
     def core():
+        os.close(writing)
         theirs.recv()
-        theirs.send((signal.set_wakeup_fd(-1), socket.socket().connect_ex(("127.0.0.1", port))))
+        wakeup_left = signal.set_wakeup_fd(-1)
+        refused = socket.socket().connect_ex(("127.0.0.1", port))
+        os.set_blocking(reading, False)
+        theirs.send((wakeup_left, refused, os.read(reading, 1)))
 
     context.Process(target=core).start()
+    theirs.close()
+    os.close(writing)
     server.listen()
     server.close()
     ours.send("closed")
@@ -112,8 +119,11 @@ def served(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def test_a_forked_process_has_neither_the_port_nor_the_signals_of_the_server(
     tmp_path: Path,
 ) -> None:
-    """vLLM binds its port before it starts EngineCore; the child connects once the server closed it."""
-    words = ["forked", "-1", str(errno.ECONNREFUSED), "--port=1"]
+    """vLLM binds its port before it starts EngineCore; the child connects once the server closed it.
+
+    A pipe whose writer has ended is at its end: workers notice the end of EngineCore so.
+    """
+    words = ["forked", "-1", str(errno.ECONNREFUSED), "b''", "--port=1"]
     assert served(a_vllm(tmp_path)).stdout.split() == words
 
 
