@@ -19,7 +19,7 @@ LOCAL := $(BIN)/python -m fleetkeeper_local
 DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-gateway test-fault test-engine test-engine-previous test-e2e clean clean-caches
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs demo-programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-gateway test-fault test-engine test-engine-previous test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -54,8 +54,11 @@ generate: setup ## Write the generated files: CRD, reference, text catalogue
 lock: ## Pin the dependencies again, with hashes: uv.lock and the requirements of the images
 	@$(PYTHON) scripts/setup.py lock
 
-programs: setup ## Build the cluster's programs from Go modules (10 minutes the first time)
+programs: setup ## Build what the tests use from Go modules (22 minutes of a core, once)
 	@$(LOCAL) build
+
+demo-programs: setup
+	@$(LOCAL) build --demo
 
 images: setup setup-engine programs ## Build the images (operator, router, gateway, engine: for CPU and to inject) for the local node
 	@$(LOCAL) images
@@ -75,7 +78,7 @@ up: setup ## Start a real single-node Kubernetes on this machine (root)
 down: setup ## Remove that Kubernetes
 	@$(LOCAL) down
 
-demo: setup $(if $(CLUSTER),,setup-engine programs) ## The whole product on real parts: install, load, faults, a page and a figure (CLUSTER=kind, k3d or minikube: there; DEMO_KUBECONFIG: on your cluster)
+demo: setup $(if $(CLUSTER),,setup-engine demo-programs) ## The whole product on real parts: install, load, faults, a page and a figure (CLUSTER=kind, k3d or minikube: there; DEMO_KUBECONFIG: on your cluster)
 	@$(BIN)/python -m fleetkeeper_local.demo up $(DEMO_CLUSTER)
 
 demo-down: setup ## Remove what the demo made

@@ -18,12 +18,8 @@ from fleetkeeper_local.common.report import say
 from fleetkeeper_local.control_plane import control_plane
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.processes import Processes
-from fleetkeeper_local.control_plane.programs import (
-    ON_DEMAND,
-    PROGRAMS,
-    build_programs,
-    program_path,
-)
+from fleetkeeper_local.control_plane.program_table import ON_DEMAND, ONLY_TESTS, PROGRAMS
+from fleetkeeper_local.control_plane.programs import build_programs, program_path
 from fleetkeeper_local.node import flags
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
@@ -191,9 +187,15 @@ app.command("load-image")(image_commands.load_image)
 
 
 @app.command()
-def build() -> None:
-    """Build all programs of the cluster in parallel; skip those that are built already."""
-    orderly(lambda: build_programs(PROGRAMS.keys() - ON_DEMAND))
+def build(
+    *,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Only what the demo uses, nothing for tests.")
+    ] = False,
+) -> None:
+    """Build the programs of the cluster in parallel; skip those that are built already."""
+    left_out = ON_DEMAND | ONLY_TESTS if demo else ON_DEMAND
+    orderly(lambda: build_programs(PROGRAMS.keys() - left_out))
 
 
 app.command("images")(image_commands.build_images)

@@ -17,153 +17,17 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import NODE_SOURCES, cache_dir
 from fleetkeeper_local.common.report import say
-
-KUBERNETES_VERSION = "1.36.3"
-HELM_VERSION = "3.22.0"
-PROMETHEUS_VERSION = "3.15.0"
-COSIGN_VERSION = "3.1.3"
-CONTAINERD_VERSION = "2.4.2"
+from fleetkeeper_local.control_plane.program_table import COSTS, PROGRAMS, Assets, Program
 
 BUILD_DISK_GIB = 8
 """Go's caches grow by about 5 GiB when everything is built for the first time."""
 PROGRESS_PERIOD_S = 20
 GIB = 1024**3
-
-
-@dataclass(frozen=True)
-class Assets:
-    """YAML files of an upstream Go module, joined into one."""
-
-    name: str
-    upstream: str
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Program:
-    """A binary: the Go module that it comes from and how it is linked."""
-
-    name: str
-    module: str
-    """Directory under local/node that pins the versions (go.mod, go.sum)."""
-    package: str
-    """The package argument of `go build`."""
-    stamps: tuple[str, ...] = ()
-    """`-X` values of the linker; without them Kubernetes reports v0.0.0 and helm rejects it."""
-    tags: str = ""
-    links: tuple[str, ...] = ()
-    """Other names under which the binary can be run."""
-    assets: Assets | None = None
-    """A file made from upstream's files, stored next to the binary."""
-
-
-_BASE = "k8s.io/component-base/version"
-_CONTAINERD = "github.com/containerd/containerd/v2"
-_MAJOR, _MINOR, _ = KUBERNETES_VERSION.split(".")
-
-PROGRAMS = {
-    program.name: program
-    for program in (
-        Program(
-            name="fleetkeeper-node",
-            module="kubernetes",
-            package=".",
-            stamps=(
-                f"{_BASE}.gitVersion=v{KUBERNETES_VERSION}",
-                f"{_BASE}.gitMajor={_MAJOR}",
-                f"{_BASE}.gitMinor={_MINOR}",
-                f"{_BASE}.gitTreeState=clean",
-            ),
-            links=(
-                "etcd",
-                "kube-apiserver",
-                "kube-controller-manager",
-                "kube-proxy",
-                "kube-scheduler",
-                "kubectl",
-                "kubelet",
-            ),
-        ),
-        Program(
-            name="kwok",
-            module="tools",
-            package="sigs.k8s.io/kwok/cmd/kwok",
-            assets=Assets(
-                name="kwok-stages.yaml",
-                upstream="sigs.k8s.io/kwok",
-                files=(
-                    "kustomize/stage/node/fast/node-initialize.yaml",
-                    "kustomize/stage/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
-                    "kustomize/stage/pod/fast/pod-ready.yaml",
-                    "kustomize/stage/pod/fast/pod-complete.yaml",
-                    "kustomize/stage/pod/fast/pod-delete.yaml",
-                ),
-            ),
-        ),
-        Program(
-            name="helm",
-            module="tools",
-            package="helm.sh/helm/v3/cmd/helm",
-            stamps=(
-                f"helm.sh/helm/v3/internal/version.version=v{HELM_VERSION}",
-                # The Kubernetes version that `helm template` and `helm lint` assume; 1.20 if unset.
-                *(
-                    f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}={number}"
-                    for package in ("chartutil", "lint/rules")
-                    for part, number in (("Major", _MAJOR), ("Minor", _MINOR))
-                ),
-            ),
-        ),
-        Program(
-            name="prometheus",
-            module="prometheus",
-            package="github.com/prometheus/prometheus/cmd/prometheus",
-            stamps=(f"github.com/prometheus/common/version.Version={PROMETHEUS_VERSION}",),
-            tags="remove_all_sd,enable_kubernetes_sd,enable_static_sd,enable_file_sd",
-        ),
-        Program(
-            # Its own module: a change to the tests of the alerts does not build the server again.
-            name="promtool",
-            module="promtool",
-            package="github.com/prometheus/prometheus/cmd/promtool",
-            stamps=(f"github.com/prometheus/common/version.Version={PROMETHEUS_VERSION}",),
-            tags="remove_all_sd,enable_kubernetes_sd,enable_static_sd,enable_file_sd",
-        ),
-        *(
-            Program(
-                name=name,
-                module="containerd",
-                package=f"{_CONTAINERD}/cmd/{name}",
-                stamps=(f"{_CONTAINERD}/version.Version=v{CONTAINERD_VERSION}",),
-                # Snapshotters that the node does not use.
-                tags="no_btrfs,no_devmapper,no_tracing,no_zfs",
-            )
-            for name in ("containerd", "containerd-shim-runc-v2", "ctr")
-        ),
-        Program(name="coredns", module="coredns", package="."),
-        Program(name="pause", module="pause", package="."),
-        Program(
-            name="actionlint",
-            module="actionlint",
-            package="github.com/rhysd/actionlint/cmd/actionlint",
-        ),
-        Program(name="kstatus", module="kstatus", package="."),
-        Program(
-            name="cosign",
-            module="cosign",
-            package="github.com/sigstore/cosign/v3/cmd/cosign",
-            stamps=(f"sigs.k8s.io/release-utils/version.gitVersion=v{COSIGN_VERSION}",),
-        ),
-    )
-}
-ON_DEMAND = frozenset({"cosign"})
-"""Programs that only a release needs: 270 MB of modules to download, 4 minutes of a core to build."""
 
 _HOME = {
     name: program
@@ -207,9 +71,21 @@ def build_programs(names: Iterable[str]) -> None:
     if not missing:
         return
     _check_tools(missing)
+    missing.sort(key=lambda program: -COSTS[program.name][0])
+    for line in _plan(missing):
+        say(line)
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
         for done in [pool.submit(_build, program) for program in missing]:
             done.result()
+
+
+def _plan(missing: list[Program]) -> Iterator[str]:
+    """Yield what is built, why, and how long it takes."""
+    minutes = sum(COSTS[program.name][0] for program in missing)
+    yield f"building from Go modules, once: about {minutes:.0f} minutes of processor time"
+    for program in missing:
+        cost, purpose = COSTS[program.name]
+        yield f"  {program.name:24} {cost:4.1f} min  {purpose}"
 
 
 def _home(program: Program) -> Path:
@@ -252,7 +128,7 @@ def _build(program: Program) -> None:
         if (home / program.name).exists():
             return
         started = time.monotonic()
-        say(f"building {program.name} (the first time takes minutes)")
+        say(f"building {program.name}")
         with tempfile.TemporaryDirectory(dir=home.parent, prefix=".build-") as scratch:
             draft = Path(scratch) / "whole"
             draft.mkdir()

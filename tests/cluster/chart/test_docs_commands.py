@@ -21,7 +21,8 @@ import pytest
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
-from fleetkeeper_local.control_plane.programs import KUBERNETES_VERSION, program_path
+from fleetkeeper_local.control_plane.program_table import KUBERNETES_VERSION
+from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.crds import install_crds
 from tests.support.docs_commands import blocks_by_page, run_blocks
 from tests.support.lanes import keep_first

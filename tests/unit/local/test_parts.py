@@ -24,6 +24,7 @@ from fleetkeeper_local.control_plane.kubeconfig import write_kubeconfig
 from fleetkeeper_local.control_plane.pki import Authority, ensure_signing_key
 from fleetkeeper_local.control_plane.ports import PortInUse, free_ports, is_free, require_free
 from fleetkeeper_local.control_plane.processes import ComponentFailed, Processes
+from fleetkeeper_local.control_plane.program_table import COSTS, PROGRAMS
 from fleetkeeper_local.images import builder, registry
 from fleetkeeper_local.node import addons, cleanup, flags, hostnet, preflight
 from fleetkeeper_local.node.node import Node
@@ -272,7 +273,7 @@ def test_a_changed_source_or_flag_is_another_program(
     (tmp_path / "pause" / "main.go").write_text("package main")
     monkeypatch.setattr(programs, "NODE_SOURCES", tmp_path)
     monkeypatch.setenv("FLEETKEEPER_CACHE", str(tmp_path / "cache"))
-    program = programs.PROGRAMS["pause"]
+    program = PROGRAMS["pause"]
     before = programs._home(program)
     (tmp_path / "pause" / "main.go").write_text("package main // changed")
     assert programs._home(program) != before
@@ -283,13 +284,35 @@ def test_a_changed_source_or_flag_is_another_program(
         programs.program_path("nonsense")
 
 
-def test_a_cluster_does_not_wait_for_programs_that_only_a_release_needs(
+def test_neither_tests_nor_the_demo_wait_for_programs_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Each program has a cost and a purpose, which a build prints; the longest build is first."""
+    assert COSTS.keys() == PROGRAMS.keys()
     asked: list[str] = []
     monkeypatch.setattr(cli, "build_programs", asked.extend)
     cli.build()
-    assert set(programs.PROGRAMS) - set(asked) == {"cosign"}
+    assert set(PROGRAMS) - set(asked) == {"cosign"}
+    asked.clear()
+    cli.build(demo=True)
+    skipped = {"cosign", "actionlint", "kstatus", "kwok", "promtool"}
+    assert set(PROGRAMS) - set(asked) == skipped
+
+
+def test_a_build_says_what_why_and_how_long_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEETKEEPER_CACHE", str(tmp_path))
+    monkeypatch.setattr(programs, "_check_tools", lambda _: None)
+    begun: list[str] = []
+    monkeypatch.setattr(programs, "_build", lambda program: begun.append(program.name))
+    programs.build_programs(["pause", "helm", "kubectl"])
+    shown = capsys.readouterr().err
+    assert sorted(begun) == ["fleetkeeper-node", "helm", "pause"]
+    assert "about 16 minutes of processor time" in shown
+    lines = [line for line in shown.splitlines() if " min  " in line]
+    assert [line.split()[1] for line in lines] == ["fleetkeeper-node", "helm", "pause"]
+    assert "installs the charts" in lines[1]
 
 
 def test_every_component_listens_on_loopback_or_the_bridge_alone(tmp_path: Path) -> None:
