@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.supervised_engine import GIB, StartEngine, desired_document, with_config
@@ -51,3 +52,22 @@ def test_an_engine_that_the_kernel_kills_for_memory_is_out_of_memory(start: Star
     line = engine.termination()
     assert (line["class"], line["phase"]) == ("HostOutOfMemory", "start")
     assert "OOM-killed" in line["message"]
+
+
+@pytest.mark.parametrize(
+    ("title", "ending"),
+    [("Worker", "status 0"), ("EngineCore", "status 0"), ("APIServer", "signal SIGKILL")],
+)
+def test_the_end_of_any_process_of_vllm_ends_all_of_them(
+    start: StartEngine, title: str, ending: str
+) -> None:
+    """A process that is left would hold memory, and a forked one the pipes of those that ended."""
+    engine = start()
+    engine.wait_ready()
+    family = psutil.Process(engine.process.pid).children(recursive=True)
+    engine.vllm_process(title).kill()
+    assert engine.wait_end(240) == 70
+    line = engine.termination()
+    assert (line["class"], line["phase"]) == ("Unknown", "serve")
+    assert line["message"] == f"vLLM ended with {ending}"
+    assert psutil.wait_procs(family, timeout=60)[1] == []
