@@ -14,7 +14,7 @@ import secrets
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ from fleetkeeper_steps.costs import StepCosts
 from tests.support.engine_metrics import metrics_text
 from tests.support.hostile_engine import Hostility, hostile_answer
 from tests.support.loopback_node import LABEL, loopback_node, prove_loopback
-from tests.support.operator_process import HOOKED, PATIENCE_S, OperatorProcess
+from tests.support.operator_process import PATIENCE_S, OperatorProcess
 from tests.support.operator_world import World
 from tests.support.prometheus_proxy import PrometheusProxy
 
@@ -93,10 +93,12 @@ class LoopbackEngines(PrometheusProxy):
 
     # -- what a test asks -------------------------------------------------------------------------
 
-    def operator(self, name: str = "a") -> OperatorProcess:
+    def operator(
+        self, name: str = "a", *, waits: Mapping[str, float] | None = None
+    ) -> OperatorProcess:
         """Return an operator process for this world, not started yet, with five times shorter ticks."""
-        env = {**self._settings(), "WAITS": json.dumps(SHORT_TICKS)}
-        return self.world.operator(name, command=HOOKED, env=env)
+        shorter = {**SHORT_TICKS, **(waits or {})}
+        return self.world.operator(name, env=self._settings(), waits=shorter)
 
     def _settings(self) -> dict[str, str]:
         directory = self.world.directory

@@ -1,4 +1,7 @@
-"""The operator's process with a hook that kills it: at the Nth write for a service, at one of three points.
+"""What an operator's process runs in tests: `fleetkeeper run` without the command line, in a forked process.
+
+Forked from a process that has imported the operator, it starts in a tenth of the processor time. Its
+environment has settings of its own beside the operator's:
 
 KILL_AT=chat:3:applied sends SIGKILL when the answer to the third write for the service `chat` begins
 to arrive, before it is read. WRITES_FILE names a file that gets a line for each write that is about
@@ -16,6 +19,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -25,6 +29,30 @@ from fleetkeeper.runtime.main import run_operator
 from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import load_settings
 from fleetkeeper.runtime.telemetry.logs import configure_logs
+
+SHARED = "autoscale.constants"
+"""The module whose constants others import by name."""
+
+
+def run(environment: Mapping[str, str], log: Path, command: tuple[str, ...]) -> None:
+    """Become an operator with this environment and log; with a command, become that program."""
+    os.environ.clear()
+    os.environ.update(environment)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    if command:
+        os.execv(command[0], command)
+    shorten_waits()
+    set_wall_clock_wrong()
+    break_step()
+    settings = load_settings()
+    configure_logs(settings.log_level, settings.log_format)
+    operator = run_operator(
+        settings, plan_context(settings), watch=watch_services, hook=killing_hook()
+    )
+    sys.exit(asyncio.run(operator))
 
 
 def killing_hook() -> WriteHook:
@@ -52,8 +80,17 @@ def shorten_waits() -> None:
     for path, seconds in json.loads(os.environ.get("WAITS") or "{}").items():
         module_name, _, name = path.rpartition(".")
         module = import_module(f"fleetkeeper.{module_name}")
-        assert 0 < seconds < getattr(module, name), path
+        usual = getattr(module, name)
+        assert 0 < seconds < usual, path
         setattr(module, name, seconds)
+        if module_name == SHARED:
+            _set_where_imported(name, usual, seconds)
+
+
+def _set_where_imported(name: str, usual: float, seconds: float) -> None:
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("fleetkeeper.") and getattr(module, name, None) is usual:
+            setattr(module, name, seconds)
 
 
 def set_wall_clock_wrong() -> None:
@@ -67,7 +104,6 @@ def break_step() -> None:
     path, _, service = (os.environ.get("BREAK") or "").partition(":")
     if not path:
         return
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from tests.support.isolation_world import Fault  # noqa: PLC0415 - only a broken operator needs it
 
     module_name, _, name = path.rpartition(".")
@@ -79,18 +115,3 @@ def break_step() -> None:
 def _concerns(write: Write, service: str) -> bool:
     """Whether it is a write of that service, of a child or of an event of it."""
     return write.name == service or write.name.startswith((f"{service}-fk-", f"{service}."))
-
-
-if __name__ == "__main__":
-    shorten_waits()
-    set_wall_clock_wrong()
-    break_step()
-    settings = load_settings()
-    configure_logs(settings.log_level, settings.log_format)
-    sys.exit(
-        asyncio.run(
-            run_operator(
-                settings, plan_context(settings), watch=watch_services, hook=killing_hook()
-            )
-        )
-    )

@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import aiohttp
 
 from fleetkeeper_local.control_plane.ports import free_ports
 
-HOOKED = (sys.executable, str(Path(__file__).with_name("operator_entry.py")))
-"""The operator with a hook at its writes, which kills it at the write that KILL_AT names."""
+FORKS: Final = multiprocessing.get_context("forkserver")
+"""A process that imports the operator once, from which each start forks."""
+FORKS.set_forkserver_preload(["fleetkeeper.events", "fleetkeeper.runtime.main"])
+STOCK: Final = (str(Path(sys.executable).with_name("fleetkeeper")), "run")
+"""The installed command, which imports everything itself and waits as long as it does for users."""
+SHORT_WAITS: Final = {
+    "reconcile.status.build.WRITE_EVERY_S": 1.0,
+    "reconcile.status.build.MOVING_S": 0.5,
+    "reconcile.manifests.engine.MIN_READY_S": 1,
+}
+"""How long counts and progress may wait for the status, and when a ready replica counts as available.
+
+With the usual 10, 3 and 5 s every test would wait for them before it is at rest.
+"""
 PATIENCE_S = 60.0
 """The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
+
+
+def _run(environment: Mapping[str, str], log: Path, command: tuple[str, ...]) -> None:
+    from tests.support.operator_entry import run  # noqa: PLC0415 - for the forked process alone
+
+    run(environment, log, command)
+
+
+def end_forks() -> None:
+    """End the process that forks, and wait for it: its time is that of the tests."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 class Surroundings(Protocol):
@@ -39,8 +64,11 @@ class OperatorProcess:
     name: str = "a"
     env: dict[str, str] = field(default_factory=dict)
     kubeconfig: Path | None = None
-    command: tuple[str, ...] = (str(Path(sys.executable).with_name("fleetkeeper")), "run")
-    process: subprocess.Popen[bytes] | None = None
+    waits: Mapping[str, float] | None = field(default_factory=dict)
+    """Waits of `operator_entry` to shorten beside SHORT_WAITS; None: all are the usual ones."""
+    command: tuple[str, ...] = ()
+    """STOCK, or nothing for a forked process."""
+    process: BaseProcess | None = None
     port: int = 0
 
     @property
@@ -56,26 +84,25 @@ class OperatorProcess:
             for key, value in os.environ.items()
             if not key.startswith("FLEETKEEPER_") or key == "FLEETKEEPER_CACHE"
         }
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command,
-                env={
-                    **clean,
-                    "KUBECONFIG": str(self.kubeconfig or self.world.operator_kubeconfig),
-                    "POD_UID": self.name,
-                    "FLEETKEEPER_NAMESPACES": json.dumps([self.world.namespace]),
-                    "FLEETKEEPER_OPERATOR_NAMESPACE": self.world.namespace,
-                    "FLEETKEEPER_LISTEN_ADDRESS": "127.0.0.1",
-                    "FLEETKEEPER_LISTEN_PORT": str(self.port),
-                    # Fake pods have addresses and nothing behind them: nothing is to call them.
-                    "FLEETKEEPER_CONTROL_ENABLED": "false",
-                    "FLEETKEEPER_DIRECT_READS": "false",
-                    **self.env,
-                    **env,
-                },
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        environment = {
+            **clean,
+            "KUBECONFIG": str(self.kubeconfig or self.world.operator_kubeconfig),
+            "POD_UID": self.name,
+            "FLEETKEEPER_NAMESPACES": json.dumps([self.world.namespace]),
+            "FLEETKEEPER_OPERATOR_NAMESPACE": self.world.namespace,
+            "FLEETKEEPER_LISTEN_ADDRESS": "127.0.0.1",
+            "FLEETKEEPER_LISTEN_PORT": str(self.port),
+            # Fake pods have addresses and nothing behind them: nothing is to call them.
+            "FLEETKEEPER_CONTROL_ENABLED": "false",
+            "FLEETKEEPER_DIRECT_READS": "false",
+            "WAITS": json.dumps({} if self.waits is None else {**SHORT_WAITS, **self.waits}),
+            **self.env,
+            **env,
+        }
+        self.process = FORKS.Process(
+            target=_run, args=(environment, self.log, self.command), daemon=True
+        )
+        self.process.start()
         return self
 
     def peak_bytes(self) -> int:
@@ -96,25 +123,33 @@ class OperatorProcess:
     @property
     def alive(self) -> bool:
         """Return True if the process runs."""
-        return self.process is not None and self.process.poll() is None
+        return self.process is not None and self.process.is_alive()
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
         assert self.process is not None
-        self.process.send_signal(number)
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         if self.process is not None:
-            with suppress(ProcessLookupError):
-                self.process.kill()
-            self.process.wait()
+            self.process.kill()
+            self.process.join()
 
     async def ended(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for its end and return its exit code, -9 after SIGKILL."""
         assert self.process is not None
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.to_thread(self.process.wait)
+        loop, end = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self.process.sentinel, end.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await end.wait()
+        finally:
+            loop.remove_reader(self.process.sentinel)
+        self.process.join()
+        assert self.process.exitcode is not None
+        return self.process.exitcode
 
     async def stop(self) -> int:
         """Send SIGTERM and return its exit code."""

@@ -12,6 +12,7 @@ import pytest
 
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.operator_process import end_forks
 from tests.support.plane_state import MENDED, mend, state_of
 
 PLANE = pytest.StashKey[ControlPlane]()
@@ -50,6 +51,7 @@ def control_plane(pytestconfig: pytest.Config) -> Iterator[ControlPlane]:
         del pytestconfig.stash[PLANE]
     finally:
         plane.stop()
+        end_forks()
 
 
 def _prove(plane: ControlPlane) -> None:

@@ -8,7 +8,6 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import HOOKED
 from tests.support.operator_world import World, condition, operator_world, service
 
 
@@ -24,7 +23,7 @@ async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
 async def test_a_defect_at_one_service_is_shown_there_and_ends_with_its_cause(
     world: World, step: str
 ) -> None:
-    operator = world.operator(command=HOOKED, env={"FLEETKEEPER_CONTROL_ENABLED": "true"})
+    operator = world.operator(env={"FLEETKEEPER_CONTROL_ENABLED": "true"})
     await operator.start(BREAK=f"{step}:bad").leads()
     await world.create(service("bad"))
     await world.create(service("good"))

@@ -11,7 +11,7 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 from fleetkeeper.api import rfc3339
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import HOOKED, PATIENCE_S
+from tests.support.operator_process import PATIENCE_S
 from tests.support.operator_world import World, condition, operator_world, service
 
 HOUR_S = 3600.0
@@ -27,7 +27,7 @@ async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
 async def test_times_are_right_and_a_new_revision_gets_its_time(world: World, off_s: float) -> None:
     """An hour ahead would time every roll-out out at once, an hour behind would never."""
     began = datetime.now(UTC).timestamp()
-    operator = world.operator(command=HOOKED, env={"WALL_OFF_S": str(off_s)})
+    operator = world.operator(env={"WALL_OFF_S": str(off_s)})
     await operator.start().leads(timeout_s=PATIENCE_S * 2)
     await world.create(service(replicas=1))
     await world.ready()

@@ -13,7 +13,7 @@ from fleetkeeper.adapters.keys import new_grant_keys, rotated_grant_keys
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper_contract.gateway_labels import USAGE_POD_LABELS
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.control_world import SHORT_TICKS, loopback_engines
+from tests.support.control_world import loopback_engines
 from tests.support.operator_world import Live, World, condition, operator_world, service
 
 GRANT_KEYS = "fleetkeeper_grant_keys"
@@ -67,7 +67,8 @@ def replace_file(file: Path, text: str) -> None:
 
 async def test_access_changes_without_a_new_pod_and_settles_without_a_write(world: World) -> None:
     """First without a gateway, which closes the service and says so; then with one."""
-    operator = await world.operator().start().leads()
+    operator = world.operator(waits={"runtime.grant_keys.CHECK_PERIOD_S": 1.0})
+    await operator.start().leads()
     await world.create(service(replicas=1))
     await world.ready()
     await world.quiet()
@@ -105,7 +106,7 @@ async def test_access_changes_without_a_new_pod_and_settles_without_a_write(worl
     assert await operator.metric(GRANT_KEYS) == 1
     await world.quiet()
     mark = world.mark()
-    await world.quiet(5.0)
+    await world.quiet()
     assert world.writes(mark) == []
 
     # A rotation reaches the ConfigMap without a restart of the operator; garbage does not.
@@ -141,12 +142,8 @@ async def test_engines_that_demand_nothing_are_reported_until_they_do(
         names = ("old", "new")
         engines.rate_per_s = dict.fromkeys(names, 4.0)
         engines.demand_grants = {"new"}
-        waits = {**SHORT_TICKS, "autoscale.signals.open_engines.OPEN_ENGINE_S": 5.0}
-        await (
-            engines.operator()
-            .start(FLEETKEEPER_GRANT_JWKS_FILE=str(keys), WAITS=json.dumps(waits))
-            .leads()
-        )
+        operator = engines.operator(waits={"autoscale.signals.open_engines.OPEN_ENGINE_S": 5.0})
+        await operator.start(FLEETKEEPER_GRANT_JWKS_FILE=str(keys)).leads()
         for name in names:
             scaling = {"mode": "Advisory", "minReplicas": 1, "maxReplicas": 1}
             await world.create(

@@ -15,12 +15,11 @@ from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT, INFERENCE_SERV
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import HOOKED
 from tests.support.operator_world import World, condition, operator_world, service
 from tests.support.reason_checks import advice_of, apply, not_ready, policy, reports
 
-TRIES_SOON = {"WAITS": json.dumps({"reconcile.children.TRY_AGAIN_AFTER_S": 5})}
-"""A refused write is tried again after 5 s instead of 30."""
+TRIES_SOON = {"reconcile.children.TRY_AGAIN_AFTER_S": 1.0}
+"""A refused write is tried again after 1 s instead of 30."""
 
 
 @pytest_asyncio.fixture
@@ -55,7 +54,7 @@ async def test_what_a_spec_alone_makes_impossible(world: World) -> None:
     world.plane.kubectl(
         *("-n", world.namespace, "create", "deployment", "taken", "--image=other", "--replicas=0")
     )
-    await world.operator(command=HOOKED, env=TRIES_SOON).start().leads()
+    await world.operator(waits=TRIES_SOON).start().leads()
     tiny = service()["spec"]
     await world.create(service("no-profile", engine={"profile": "no-such"}))
     options = {"profile": "cuda", "options": {"no-such-option": "1"}}
@@ -107,7 +106,7 @@ async def test_what_the_scheduler_refuses(world: World) -> None:
 
 async def test_what_quota_and_policies_refuse(world: World) -> None:
     """Refused pods and refused children have their own reasons, which end with the refusal."""
-    await world.operator(command=HOOKED, env=TRIES_SOON).start().leads()
+    await world.operator(waits=TRIES_SOON).start().leads()
     expression = f"!has(object.metadata.labels) || object.metadata.labels[?'{LABEL_SERVICE}'].orValue('') != "
     pods = {"apiGroups": [""], "resources": ["pods", "configmaps"], "operations": ["CREATE"]}
     with (

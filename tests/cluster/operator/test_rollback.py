@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
@@ -10,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import HOOKED, OperatorProcess
+from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import World, condition, operator_world, service
 
 GOOD_AFTER_S = 5.0
@@ -48,8 +47,8 @@ def template_hash(world: World) -> str:
 @pytest.mark.exhaustive
 async def test_a_revision_that_no_node_fits_is_rolled_back_and_stays_at_rest(world: World) -> None:
     """The old ReplicaSet and its pods serve on; neither time nor a restart writes anything more."""
-    waits = json.dumps({"reconcile.last_good.GOOD_AFTER_S": GOOD_AFTER_S})
-    operator: OperatorProcess = world.operator(command=HOOKED, env={"WAITS": waits})
+    waits = {"reconcile.last_good.GOOD_AFTER_S": GOOD_AFTER_S}
+    operator: OperatorProcess = world.operator(waits=waits)
     await operator.start().leads()
     await world.create(service(replicas=1, rollout={"startupSeconds": 60}))
     await world.ready()
