@@ -10,13 +10,14 @@ import secrets
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.credentials import load_configuration
+from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import (
     CHILDREN,
     EVENT,
@@ -34,7 +35,8 @@ from tests.support.operator_rights import grant_rights, prepare_namespace
 from tests.support.plane_state import mend, state_of
 
 COUNT_S = 20.0
-"""The time for which the last news of a start may wait: 5 s until it is available, 10 s in the queue."""
+"""The time for which the last news of a start may wait, with the usual waits: 5 s until it is available, 10 s
+in the queue."""
 SEEN: tuple[Resource, ...] = (INFERENCE_SERVICE, *CHILDREN.values(), REPLICA_SET, POD)
 MARKER_PATH = "/api/v1/namespaces/kube-public/configmaps/fleetkeeper-release"
 """The object in which the operator finds a cluster-wide release."""
@@ -129,12 +131,11 @@ class World:
         try:
             async with asyncio.timeout(timeout_s):
                 while not holds():
-                    mend(self.plane)
                     self.mirror.changed.clear()
-                    with suppress(
-                        TimeoutError
-                    ):  # what is no event (the end of a process) is seen too
+                    try:
                         await asyncio.wait_for(self.mirror.changed.wait(), 0.2)
+                    except TimeoutError:  # what is no event (the end of a process) is seen too
+                        mend(self.plane)
         except TimeoutError:
             logs = "\n".join(p.log.read_text()[-3000:] for p in self.processes)
             cluster = await asyncio.to_thread(state_of, self.plane)
@@ -185,9 +186,10 @@ class World:
         loop = asyncio.get_running_loop()
         began = loop.time()
         last, seen = began, -1
+        mark = self.mark()
         async with asyncio.timeout(PATIENCE_S * 2):
             while loop.time() - last < seconds:
-                count = len(self.requests())
+                count = len(self.requests(mark))
                 is_due = not self._is_counted() and loop.time() - began < COUNT_S
                 if count != seen or is_due:
                     last, seen = loop.time(), count
@@ -326,5 +328,10 @@ async def operator_world(plane: ControlPlane, prefix: str) -> AsyncIterator[Worl
         for mirror in mirrors:
             mirror.cancel()
         await asyncio.gather(*mirrors, return_exceptions=True)
-        await client.close()
-        plane.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
+        try:
+            await client.request("DELETE", f"/api/v1/namespaces/{namespace}", timeout_s=30)
+        except ApiError as problem:
+            if problem.status not in {404, 409}:  # the test deleted it
+                raise
+        finally:
+            await client.close()
