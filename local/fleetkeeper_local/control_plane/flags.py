@@ -26,6 +26,8 @@ CLIENT_QPS = 300
 """Requests per second of the controllers. The defaults (20 to 50) delay 1,000 pods by a minute."""
 FAKE_NODE_GRACE = "1h"
 """Grace period before a silent fake node is not Ready; a real one has 50 s."""
+FAKE_NODE_HPA_PERIOD = "2s"
+"""Time between two decisions of the HorizontalPodAutoscalers; Kubernetes' default is 15 s."""
 
 
 def etcd(directory: Path, endpoint: Endpoint) -> list[str | Path]:
@@ -108,10 +110,14 @@ def controller_manager(directory: Path, endpoint: Endpoint, *, real_node: bool) 
     """Return kube-controller-manager's arguments, with the controllers that a single node needs.
 
     A fake node never fails. On a busy machine its lease is late; the node controller would then set
-    its pods not Ready, and kwok would not set them Ready again.
+    its pods not Ready, and kwok would not set them Ready again. Fake pods start at once, so that an
+    autoscaler need not wait for them either.
     """
     pki = directory / "pki"
-    patience = [] if real_node else [f"--node-monitor-grace-period={FAKE_NODE_GRACE}"]
+    for_fake_nodes = [
+        f"--node-monitor-grace-period={FAKE_NODE_GRACE}",
+        f"--horizontal-pod-autoscaler-sync-period={FAKE_NODE_HPA_PERIOD}",
+    ]
     login = directory / "kube-controller-manager.kubeconfig"
     return [
         program_path("kube-controller-manager"),
@@ -128,7 +134,7 @@ def controller_manager(directory: Path, endpoint: Endpoint, *, real_node: bool) 
         f"--kube-api-qps={CLIENT_QPS}",
         f"--kube-api-burst={2 * CLIENT_QPS}",
         "--controllers=*,-node-ipam-controller,-node-route-controller,-service-lb-controller",
-        *patience,
+        *([] if real_node else for_fake_nodes),
     ]
 
 

@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFERENCE_SERVICE
-from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, operator_world, service
 
@@ -24,7 +23,6 @@ SIDECAR = {
 @pytest_asyncio.fixture
 async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
     async with operator_world(control_plane, "operator-neighbours") as found:
-        await found.operator().start().leads()
         yield found
 
 
@@ -35,6 +33,7 @@ def replicas(world: World) -> int:
 
 async def test_an_autoscaler_on_the_scale_subresource_is_followed(world: World) -> None:
     """The HPA's controller reads /scale and raises it to its minimum; others move it further."""
+    await world.operator(waits=None).start().leads()  # whose waits bound the number of statuses
     await world.create(service(replicas=1, scaling={"mode": "External"}))
     await world.ready()
     await world.quiet()
@@ -83,6 +82,7 @@ async def test_an_autoscaler_on_the_scale_subresource_is_followed(world: World) 
 @pytest.mark.exhaustive
 async def test_an_injected_sidecar_stays_and_costs_no_write_of_a_child(world: World) -> None:
     """Another manager's container in the template: Kubernetes rolls it out, nothing is reverted."""
+    await world.operator(waits=None).start().leads()
     await world.create(service(replicas=1))
     await world.ready()
     await world.quiet()
@@ -122,18 +122,15 @@ async def test_an_injected_sidecar_stays_and_costs_no_write_of_a_child(world: Wo
 
 async def test_kubectl_annotate_and_label_cost_no_write(world: World) -> None:
     """On the service, on every child, on a pod."""
+    await world.operator().start().leads()
     await world.create(service(replicas=1, routing={"policy": "LeastLoaded"}))
     await world.ready()
     await world.quiet()
     mark = world.mark()
-    objects = [(kind.value, name) for kind in CHILDREN for name in _names(world, kind)]
-    pod = next(name for kind, name in world.objects if kind == "Pod")
-    for kind, name in [*objects, ("Pod", pod), ("fis", "chat")]:
-        for verb in ("annotate", "label"):
-            world.plane.kubectl("-n", world.namespace, verb, kind, name, "example.com/by=me")
+    pods = [key for key in world.objects if key[0] == "Pod"]
+    objects = [f"{kind}/{name}" for kind, name in [*world.children(), *pods, ("fis", "chat")]]
+    for verb in ("annotate", "label"):
+        said = world.plane.kubectl("-n", world.namespace, verb, *objects, "example.com/by=me")
+        assert len(said.splitlines()) == len(objects) > len(CHILDREN)
     await world.quiet(3.0)
     assert world.writes(mark, events=True) == []
-
-
-def _names(world: World, kind: Kind) -> list[str]:
-    return [name for found, name in world.children() if found == kind.value]
