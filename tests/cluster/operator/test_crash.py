@@ -14,21 +14,25 @@ import pytest_asyncio
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import HOOKED, OperatorProcess
+from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import Live, World, is_ready, operator_world, service
 
 POINTS = ("before", "applied", "answered")
+STATUS, EVENT = "InferenceService/status", "Event"
 Matrix = list[tuple[int, str]]
 
 
-def one_point_a_write(writes: int) -> Matrix:
-    """Return every write with one of the points, in turn."""
-    return [(number, POINTS[number % len(POINTS)]) for number in range(1, writes + 1)]
+def one_of_each_kind(writes: list[str]) -> Matrix:
+    """Return the first and the last child, the first status and the first event, the points in turn."""
+    kinds = [line.split()[1] for line in writes]
+    children = [number for number, kind in enumerate(kinds) if kind not in {STATUS, EVENT}]
+    chosen = {children[0], children[-1], kinds.index(STATUS), kinds.index(EVENT)}
+    return [(number + 1, POINTS[turn % 3]) for turn, number in enumerate(sorted(chosen))]
 
 
-def every_point(writes: int) -> Matrix:
+def every_point(writes: list[str]) -> Matrix:
     """Return every write with every point."""
-    return [(number, point) for number in range(1, writes + 1) for point in POINTS]
+    return [(number, point) for number in range(1, len(writes) + 1) for point in POINTS]
 
 
 @pytest_asyncio.fixture
@@ -68,28 +72,28 @@ def _lean(live: Live) -> Live:
 @pytest.mark.parametrize(
     ("routing", "matrix"),
     [
-        ("LeastLoaded", one_point_a_write),
+        ("LeastLoaded", one_of_each_kind),
         pytest.param("LeastLoaded", every_point, marks=pytest.mark.exhaustive),
         pytest.param("None", every_point, marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.timeout(900)
 async def test_a_crash_at_any_write_leaves_no_trace(
-    world: World, routing: str, matrix: Callable[[int], Matrix]
+    world: World, routing: str, matrix: Callable[[list[str]], Matrix]
 ) -> None:
-    """Every write of a creation, a fresh service each; the reference never crashed.
+    """Writes of a creation, a fresh service for each; the reference never crashed.
 
     tests/unit/reconcile/test_world.py does the same with every point, without an API server.
 
     No child is created twice, none is deleted, and everything ends as the reference did.
     """
     file = world.directory / "writes"
-    operator = world.operator(command=HOOKED).start(WRITES_FILE=str(file))
+    operator = world.operator().start(WRITES_FILE=str(file))
     await world.create(_service("reference", routing))
     await world.ready("reference")
     await world.quiet(1.0)
     await operator.stop()
-    crash_points = matrix(len(file.read_text().splitlines()))
+    crash_points = matrix(file.read_text().splitlines())
     reference = _state(world, "reference")
     assert len(reference) >= 5
 
@@ -104,6 +108,8 @@ async def test_a_crash_at_any_write_leaves_no_trace(
         await world.until(
             f"{name} crashed or ready", partial(_is_over, world, operator, name), timeout_s=90
         )
+        if operator.alive:  # the last writes come after the service is ready
+            await world.quiet()
         crashes += not operator.alive
         if operator.alive:
             await operator.stop()
@@ -120,8 +126,8 @@ async def test_a_crash_at_any_write_leaves_no_trace(
     assert max(created.values()) == 1, created.most_common(3)
     assert not [write for write in world.writes(mark) if write.verb == "delete"]
     print(f"{routing}: {crashes} crashes at {len(crash_points)} points")
-    # The last writes may come after the service is ready: then the test has moved on.
-    assert crashes >= 0.6 * len(crash_points)
+    # A service may need a status less than the reference.
+    assert crashes >= 0.75 * len(crash_points)
 
 
 def _service(name: str, routing: str) -> Live:
