@@ -16,6 +16,7 @@ from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.dry_run import refusal
 from tests.support.golden_services import CASES
 from tests.support.helm_chart import rendered
 from tests.support.plane_state import claim_namespace
@@ -47,8 +48,7 @@ def account(control_plane: ControlPlane) -> Iterator[Path]:
         if item["kind"] in INSTALLED | POLICIES
         and "helm.sh/hook" not in item["metadata"].get("annotations", {})
     ]
-    for item in objects:
-        apply(control_plane, item)
+    apply(control_plane, {"apiVersion": "v1", "kind": "List", "items": objects})
     kubeconfig = control_plane.service_account_kubeconfig(space, "fleetkeeper")
     policies = [item for item in objects if item["kind"] in POLICIES]
     try:
@@ -68,15 +68,6 @@ def apply(
     """Server-side apply."""
     arguments = ("apply", "--server-side", "--force-conflicts", *more, "-f", "-")
     plane.kubectl(*arguments, input=json.dumps(manifest), kubeconfig=kubeconfig)
-
-
-def refusal(plane: ControlPlane, kubeconfig: Path, manifest: Manifest) -> str:
-    """What the API server says to the operator's account; nothing is kept."""
-    try:
-        apply(plane, manifest, "--dry-run=server", kubeconfig=kubeconfig)
-    except KubectlError as problem:
-        return str(problem)
-    return ""
 
 
 def _await_refusal(plane: ControlPlane, kubeconfig: Path, probe: Manifest) -> None:

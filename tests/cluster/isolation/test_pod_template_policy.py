@@ -18,8 +18,8 @@ import yaml
 from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
-from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.dry_run import refusal
 from tests.support.golden_services import CASES
 from tests.support.helm_chart import rendered
 from tests.support.plane_state import claim_namespace
@@ -77,15 +77,7 @@ class Account:
     def says(self, manifest: Manifest) -> str:
         """What the API server answers to a write; nothing is kept."""
         manifest["metadata"]["namespace"] = self.name
-        try:
-            self.plane.kubectl(
-                *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-"),
-                input=json.dumps(manifest),
-                kubeconfig=self.kubeconfig,
-            )
-        except KubectlError as problem:
-            return str(problem)
-        return ""
+        return refusal(self.plane, self.kubeconfig, manifest)
 
     def enforced(self) -> None:
         """Wait until the policy is in force: the API server says nowhere when it is."""
@@ -95,9 +87,12 @@ class Account:
             time.sleep(0.2)
 
     def remove(self) -> None:
-        for item in self.objects:
-            if item["kind"] != "ServiceAccount":
-                self.plane.kubectl("delete", item["kind"], item["metadata"]["name"])
+        made = [
+            f"{item['kind']}/{item['metadata']['name']}"
+            for item in self.objects
+            if item["kind"] != "ServiceAccount"
+        ]
+        self.plane.kubectl("delete", *made)
         self.plane.kubectl("delete", "namespace", self.name, "--wait=false")
 
 
