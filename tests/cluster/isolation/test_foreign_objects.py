@@ -55,21 +55,25 @@ def replicas(world: World, name: str) -> int | None:
     return None if live is None else live["spec"]["replicas"]
 
 
-@pytest.mark.parametrize("revision", ["²", "9" * 5000], ids=["superscript", "5000 digits"])
-async def test_a_replicaset_with_a_hostile_revision_stops_no_start(
-    world: World, revision: str
-) -> None:
-    """It is there when the operator starts, and another one comes while it runs."""
-    await world.client.request(
-        "POST", REPLICA_SET.path(world.namespace), body=replicaset("hostile", revision)
-    )
+REVISIONS = {"superscript": "²", "digits": "9" * 5000}
+
+
+async def create_replicasets(world: World, prefix: str) -> None:
+    """Create a ReplicaSet with each hostile revision."""
+    for name, revision in REVISIONS.items():
+        await world.client.request(
+            "POST", REPLICA_SET.path(world.namespace), body=replicaset(f"{prefix}-{name}", revision)
+        )
+
+
+async def test_replicasets_with_hostile_revisions_stop_no_start(world: World) -> None:
+    """They are there when the operator starts, and others come while it runs."""
+    await create_replicasets(world, "hostile")
     operator = await world.operator().start().leads()
     for name in ("chat", "other"):
         await world.create(service(name, replicas=1))
     await world.ready("chat", "other")
-    await world.client.request(
-        "POST", REPLICA_SET.path(world.namespace), body=replicaset("later", revision)
-    )
+    await create_replicasets(world, "later")
     for name in ("chat", "other"):
         await world.change(name, replicas=2)
     await world.ready("chat", "other")

@@ -64,7 +64,10 @@ async def test_pins_autoscalers_and_minimums_never_create_above_the_budget(world
         most = max(most, gpus(world))
         return most
 
-    operator = world.operator(env={"FLEETKEEPER_MAX_ACCELERATORS": str(BUDGET)})
+    operator = world.operator(
+        env={"FLEETKEEPER_MAX_ACCELERATORS": str(BUDGET)},
+        waits={"reconcile.writes.BUDGET_REQUEUE_S": 2.0},
+    )
     plain = {"cpu": "100m", "memory": "128Mi"}
     for name, spec in SERVICES.items():
         await world.create(service(name, resources=plain, **spec))

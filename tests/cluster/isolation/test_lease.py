@@ -9,13 +9,18 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.resources import LEASE
+from fleetkeeper.adapters.kubernetes import resources
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, operator_world, service
 from tests.support.watch_proxy import WatchProxy
 
+LEASE = {
+    "FLEETKEEPER_LEADER__DURATION_S": "10",
+    "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "5",
+    "FLEETKEEPER_LEADER__RETRY_S": "1",
+}
 RENEWALS = 8
-"""At one each 2 s: longer than the deadline of 10 s."""
+"""At one each second: longer than the deadline."""
 NAMES = [f"chat{number}" for number in range(4)]
 
 
@@ -31,7 +36,7 @@ async def _renewals(world: World, count: int) -> set[tuple[str, int]]:
     seen: set[tuple[str, int]] = set()
     async with asyncio.timeout(120):
         while len(times) < count:
-            lease = await world.client.read(LEASE, world.namespace, "fleetkeeper")
+            lease = await world.client.read(resources.LEASE, world.namespace, "fleetkeeper")
             assert lease is not None
             assert world.processes[0].alive, world.processes[0].log.read_text()[-3000:]
             spec = lease["spec"]
@@ -49,7 +54,11 @@ def _has_replicas(world: World, name: str, count: int) -> bool:
 @pytest.mark.timeout(400)
 async def test_renewals_go_on_while_the_server_answers_429_to_all_else(world: World) -> None:
     async with WatchProxy(world.plane, world.user) as proxy:
-        operator = world.operator(kubeconfig=proxy.kubeconfig)
+        operator = world.operator(
+            kubeconfig=proxy.kubeconfig,
+            env=LEASE,
+            waits={"adapters.kubernetes.slots.MAX_RETRY_AFTER_S": 3.0},
+        )
         await operator.start(FLEETKEEPER_REQUESTS_IN_FLIGHT="4").leads()
         for name in NAMES:
             await world.create(service(name, replicas=1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -11,18 +10,23 @@ from datetime import UTC, datetime
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import EVENT
-from fleetkeeper.autoscale.constants import RATE_S
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.control_world import SHORT_TICKS
-from tests.support.operator_process import HOOKED, OperatorProcess
+from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import Live, World, condition, operator_world, service
 
-NAMES = tuple(f"chat-{number:02}" for number in range(10))
+NAMES = tuple(f"chat-{number:02}" for number in range(5))
 PATIENCE_S = 180.0
+RATE_S = 6.0
 WARM_UP_S = 5.0
-"""Of this operator; a minute otherwise. Its ticks are five times shorter, too."""
-WAITS = json.dumps({**SHORT_TICKS, "autoscale.signals.pod_history.WARM_UP_S": WARM_UP_S})
+WAITS = {
+    **SHORT_TICKS,
+    "autoscale.constants.RATE_S": RATE_S,
+    "autoscale.signals.pod_history.WARM_UP_S": WARM_UP_S,
+    "runtime.autoscaler.fleet_events.GATHER_S": 3.0,
+}
+"""Five times shorter than usual, as the ticks; pods are grown after 5 s instead of a minute."""
 JUDGED_TICKS = int(RATE_S) + 6
 """Time for signals to come, three ticks of silence, and three more: all that a new process does."""
 
@@ -81,9 +85,8 @@ async def test_a_restart_without_metrics_writes_nothing_and_the_fleet_was_told_o
 ) -> None:
     await grown(world)
     operator = world.operator(
-        command=HOOKED,
+        waits=WAITS,
         env={
-            "WAITS": WAITS,
             "FLEETKEEPER_CONTROL_ENABLED": "true",
             "FLEETKEEPER_PROMETHEUS_URL": f"http://127.0.0.1:{free_ports(1)[0]}",
         },
@@ -102,7 +105,7 @@ async def test_a_restart_without_metrics_writes_nothing_and_the_fleet_was_told_o
         while (events := await told(world)) != lease:
             assert len(events) <= len(lease), events
             await asyncio.sleep(0.5)
-    await world.quiet(5.0)
+    await world.quiet()
     before = {name: (world.fis(name) or {})["status"] for name in NAMES}
 
     mark = world.mark()
