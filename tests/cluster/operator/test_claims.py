@@ -78,7 +78,11 @@ def _claimed_devices(world: World) -> list[str]:
 
 async def test_each_replica_gets_its_own_device_within_the_gpu_budget(world: World) -> None:
     """Three replicas are asked for; the budget counts the two devices that claims hold."""
-    await world.operator(env={"FLEETKEEPER_MAX_ACCELERATORS": str(DEVICES)}).start().leads()
+    operator = world.operator(
+        env={"FLEETKEEPER_MAX_ACCELERATORS": str(DEVICES)},
+        waits={"reconcile.writes.BUDGET_REQUEUE_S": 2.0},
+    )
+    await operator.start().leads()
     own = {"resourceClaimTemplateName": "one-gpu", "request": "gpu"}
     await world.create(_service("chat", own, replicas=3))
     await world.until(

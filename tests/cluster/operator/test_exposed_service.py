@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import Live, World, condition, operator_world, service
+from tests.support.reason_checks import reports
 
 SERVICE = CHILDREN[Kind.SERVICE]
 ALLOWED = {"FLEETKEEPER_EXPOSED_SERVICE_TYPES": json.dumps(["NodePort", "LoadBalancer"])}
@@ -98,15 +98,14 @@ async def test_a_class_that_changes_while_it_balances_is_refused_with_the_cause(
     await world.ready()
 
 
-@pytest.mark.parametrize("kind", ["NodePort", "LoadBalancer"])
-async def test_by_default_no_service_leaves_the_cluster(world: World, kind: str) -> None:
+async def test_by_default_no_service_leaves_the_cluster(world: World) -> None:
     """The condition names the setting; the service that runs stays as it is."""
     await world.operator().start().leads()
-    await world.create(service(replicas=1))
-    await world.ready()
-    await world.change(service={"type": kind})
-    await world.until(
-        "refused", lambda: condition(world.fis(), "Stalled").get("reason") == "InvalidSpec"
-    )
-    assert "exposedServiceTypes" in condition(world.fis(), "Stalled")["message"]
-    assert address(world)["spec"]["type"] == "ClusterIP"
+    kinds = {"node-port": "NodePort", "balancer": "LoadBalancer"}
+    for name in kinds:
+        await world.create(service(name, replicas=1))
+    await world.ready(*kinds)
+    for name, kind in kinds.items():
+        await world.change(name, service={"type": kind})
+        await reports(world, name, "Stalled", "True", "InvalidSpec", "exposedServiceTypes")
+        assert (world.get("Service", name) or {})["spec"]["type"] == "ClusterIP"

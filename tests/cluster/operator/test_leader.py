@@ -11,10 +11,15 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.operator_process import STOCK
 from tests.support.operator_world import World, operator_world, service
 
+SHORT_LEASE = {
+    "FLEETKEEPER_LEADER__DURATION_S": "10",
+    "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "5",
+}
 FAILOVER_S = 40.0
-"""The promise is 20 s: 15 s of lease, 2 s to the next attempt; a busy machine gets twice that."""
+"""12 s by these settings: 10 s of lease, 2 s to the next attempt; a busy machine gets thrice that."""
 IS_READY = ('inference_service="chat"', 'type="Ready"', 'status="true"')
 LONG_LEASE = {
     "FLEETKEEPER_LEADER__DURATION_S": "240",
@@ -44,11 +49,11 @@ async def _stands_by(world: World, name: str, **environment: str) -> None:
 
 
 async def test_a_standby_takes_over_from_a_dead_leader(world: World) -> None:
-    first = await world.operator("a").start().leads()
+    first = await world.operator("a").start(**SHORT_LEASE).leads()
     await world.create(service(replicas=1))
     await world.ready()
     await world.quiet()
-    await _stands_by(world, "b")
+    await _stands_by(world, "b", **SHORT_LEASE)
     standby = world.processes[1]
     assert await standby.metric("fleetkeeper_leader") == 0.0
     assert await first.metric("fleetkeeper_service_condition", *IS_READY) == 1.0
@@ -75,7 +80,7 @@ async def test_a_standby_takes_over_from_a_dead_leader(world: World) -> None:
 
 
 async def test_sigterm_ends_in_time_and_frees_the_lease(world: World) -> None:
-    first = await world.operator("a").start(**LONG_LEASE).leads()
+    first = await world.operator("a", command=STOCK).start(**LONG_LEASE).leads()
     await world.create(service())
     await world.ready()
     await _stands_by(world, "b", **LONG_LEASE)
@@ -90,11 +95,11 @@ async def test_sigterm_ends_in_time_and_frees_the_lease(world: World) -> None:
 
 
 async def test_a_stopped_leader_sends_no_write_when_it_wakes(world: World) -> None:
-    first = await world.operator("a").start().leads()
+    first = await world.operator("a").start(**SHORT_LEASE).leads()
     await world.create(service(replicas=1))
     await world.ready()
     await world.quiet()
-    await _stands_by(world, "b")
+    await _stands_by(world, "b", **SHORT_LEASE)
     first.signal(signal.SIGSTOP)
     await world.processes[1].leads(timeout_s=FAILOVER_S)
     await world.quiet()

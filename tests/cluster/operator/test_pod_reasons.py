@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import POD
@@ -47,6 +48,10 @@ WAITING: dict[str, tuple[str, str, str]] = {
         'failed to generate container "c" spec: failed to generate spec: failed to mkdir "": mkdir : no such file or directory',
     ),
 }
+SAYS = {
+    "variable": ("Secret proxy (variable HTTPS_PROXY)",),
+    "model-image": ("The image of an oci:// source",),
+}
 FROM_IMAGES = {"model-image", "old-runtime"}
 VARIABLE = {"name": "HTTPS_PROXY", "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}}}
 ENDS: dict[str, tuple[str, DeathClass | None]] = {
@@ -62,8 +67,20 @@ ENDS: dict[str, tuple[str, DeathClass | None]] = {
 }
 
 
-async def test_what_a_kubelet_and_the_engine_report(world: World) -> None:
-    """Pods whose status is what a kubelet reports, with the line that the real engine writes."""
+SOME = {"secret", "model-image", "option", "killed"}
+"""One of each way: before the start, an image of a model, the engine's own account, the kernel's."""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [SOME, pytest.param({*WAITING, *ENDS}, marks=pytest.mark.exhaustive)],
+    ids=["some", "all"],
+)
+async def test_what_a_kubelet_and_the_engine_report(world: World, names: set[str]) -> None:
+    """Pods whose status is what a kubelet reports, with the line that the real engine writes.
+
+    tests/unit/reconcile/test_reasons.py has every reason without an API server.
+    """
     node = f"manual-{world.namespace}"
     apply(world.plane, _node(node))
     room = {"cpu": "64", "memory": "512Gi", "pods": "100", "nvidia.com/gpu": "64"}
@@ -74,7 +91,7 @@ async def test_what_a_kubelet_and_the_engine_report(world: World) -> None:
     )
     try:
         await world.operator().start().leads()
-        for name in (*WAITING, *ENDS):
+        for name in sorted(names):
             variables = [VARIABLE] if name == "variable" else []
             image = {"source": f"oci://{MODEL_IMAGE}"}
             await world.create(
@@ -85,15 +102,14 @@ async def test_what_a_kubelet_and_the_engine_report(world: World) -> None:
                     placement={"nodeSelector": {MANUAL: node}},
                 )
             )
-        for name in (*WAITING, *ENDS):
+        for name in sorted(names):
             await world.until(f"{name} bound", partial(_pod, world, name))
             await _report(world, name)
         reasons = {name: reason for name, (reason, *_) in WAITING.items()}
         reasons |= {name: reason for name, (reason, _) in ENDS.items()}
-        for name, reason in reasons.items():
-            await not_ready(world, name, reason, advice_of(reason))
-        await not_ready(world, "variable", "MissingSecret", "Secret proxy (variable HTTPS_PROXY)")
-        await not_ready(world, "model-image", "ImagePull", "The image of an oci:// source")
+        for name in sorted(names):
+            words = (advice_of(reasons[name]), *SAYS.get(name, ()))
+            await not_ready(world, name, reasons[name], *words)
     finally:
         world.plane.kubectl("delete", "node", node, "--wait=false")
 

@@ -137,8 +137,9 @@ async def test_a_new_model_is_downloaded_and_then_rolled_out(world: World) -> No
 
     mark = world.mark()
     await world.change(model=model(NEW))
+    # The old replicas serve, and the service is ready, while the Job runs.
+    await world.until("rolled out", lambda: live_model(world) == f"example/tiny@{NEW}")
     await world.ready()
-    assert live_model(world) == f"example/tiny@{NEW}"
     await world.until("the Job is gone", lambda: world.get("Job", JOB) is None)
     await world.until("its pod is gone", lambda: not job_pods(world))
     await world.until("its policy is gone", lambda: world.get("NetworkPolicy", JOB) is None)
@@ -150,7 +151,7 @@ async def test_a_new_model_is_downloaded_and_then_rolled_out(world: World) -> No
 
     operator.kill()
     mark = world.mark()
-    await world.operator("b").start().leads(timeout_s=120)
+    await operator.start().leads()
     await world.quiet()
     assert world.writes(mark, events=True) == []
 
@@ -172,7 +173,7 @@ async def test_the_template_waits_for_the_end_of_the_job(world: World) -> None:
         lambda: (world.get("Job", JOB) or {}).get("metadata", {}).get("uid") not in {None, first},
     )
     operator.kill()
-    await world.operator("b").start().leads(timeout_s=120)
+    await operator.start().leads()
     await world.quiet()
     assert live_model(world) == f"example/tiny@{OLD}"
     await until_pods(world, 1)

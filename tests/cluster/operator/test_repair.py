@@ -112,32 +112,31 @@ async def test_every_child_is_repaired_after_every_fault(world: World) -> None:
     reference = {key: _essence(live) for key, live in world.children().items()}
     # A Job exists only while a new model is downloaded.
     assert {kind for kind, _ in reference} == {kind.value for kind in Kind if kind is not Kind.JOB}
-    for kind_name, name in sorted(reference):
-        kind = Kind(kind_name)
-        await world.patch(CHILDREN[kind], name, {"metadata": {"annotations": {FOREIGN: "mine"}}})
-        for fault in FAULTS:
-            before = (world.get(kind, name) or {})["metadata"]
-            harmed = await fault(world, kind, name)
-            await world.until(
-                f"{kind} {name} after {fault.__name__}",
-                partial(
-                    _is_repaired,
-                    world,
-                    (kind_name, name),
-                    before,
-                    harmed,
-                    reference[kind_name, name],
-                ),
-                timeout_s=REPAIR_S,
-            )
-            live = (world.get(kind, name) or {})["metadata"]
-            if fault is not _delete:
-                assert live["annotations"][FOREIGN] == "mine", f"{kind} {name} {fault.__name__}"
-                assert live["uid"] == before["uid"]
+    async with asyncio.TaskGroup() as side_by_side:
+        for child in sorted(reference):
+            side_by_side.create_task(_every_fault(world, child, reference[child]))
     await world.ready()
     await world.quiet()
     assert {key: _essence(live) for key, live in world.children().items()} == reference
     assert operator.alive
+
+
+async def _every_fault(world: World, child: tuple[str, str], wanted: Live) -> None:
+    """Do one fault after the other to a child; each is repaired before the next."""
+    kind, name = Kind(child[0]), child[1]
+    await world.patch(CHILDREN[kind], name, {"metadata": {"annotations": {FOREIGN: "mine"}}})
+    for fault in FAULTS:
+        before = (world.get(kind, name) or {})["metadata"]
+        harmed = await fault(world, kind, name)
+        await world.until(
+            f"{kind} {name} after {fault.__name__}",
+            partial(_is_repaired, world, child, before, harmed, wanted),
+            timeout_s=REPAIR_S,
+        )
+        live = (world.get(kind, name) or {})["metadata"]
+        if fault is not _delete:
+            assert live["annotations"][FOREIGN] == "mine", f"{kind} {name} {fault.__name__}"
+            assert live["uid"] == before["uid"]
 
 
 def _is_repaired(

@@ -1,4 +1,4 @@
-"""A suspended service returns with its number of replicas, also by another operator process."""
+"""A suspended service returns with its number of replicas, also by another process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_the_number_survives_the_operator_that_stored_it(world: World) -> 
     assert found[found.index("chat") :][:4] == ["chat", "0/0", "0", "true"]
     operator.kill()
 
-    await world.operator("b").start().leads(timeout_s=120)
+    await operator.start().leads()
     mark = world.mark()
     await world.quiet()
     assert world.writes(mark) == []
