@@ -33,13 +33,13 @@ from tests.support.operator_world import World, operator_world, service
 
 LONG: Final = os.environ.get("FLEETKEEPER_CAMPAIGN") == "long"
 SEED: Final = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))
-OBJECTS: Final = 10_000 if LONG else 150
-REACTIONS: Final = 100 if LONG else 20
+OBJECTS: Final = 10_000 if LONG else 80
+REACTIONS: Final = 100 if LONG else 8
 """Changes of good services that are timed, without the tenant and again beside it."""
 KEPT: Final = 200
 """Hostile objects that exist at a time; the oldest go first."""
 WRITERS: Final = 4
-SERVICES: Final = 20
+SERVICES: Final = 20 if LONG else 8
 MEMORY_LIMIT_BYTES: Final = 512 * 1024**2
 """The operator's default limit in the chart's values."""
 

@@ -60,6 +60,8 @@ class FaultProxy(ApiProxy):
         self.fault: Fault | None = None
         self.injected = 0
         """How many requests and events the last fault changed."""
+        self.hit = asyncio.Event()
+        """Set at the first request or event that the fault changed."""
         self._forbidden = f"/namespaces/{forbidden}/"
         self._random = Random(seed)
         self._over = asyncio.Event()
@@ -82,6 +84,7 @@ class FaultProxy(ApiProxy):
     async def injected_fault(self, fault: Fault) -> AsyncIterator[None]:
         """Inject `fault` until the block ends."""
         self._over.clear()
+        self.hit.clear()
         self.injected = 0
         self.fault = fault
         if fault in BREAKS_WATCHES:
@@ -94,11 +97,15 @@ class FaultProxy(ApiProxy):
             self.fault = None
             self._over.set()
 
+    def _count(self) -> None:
+        self.injected += 1
+        self.hit.set()
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer as the fault in force says."""
         if self.fault is None or not self._concerns(self.fault, request):
             return await self._forward(request)
-        self.injected += 1
+        self._count()
         return await self._faulty(self.fault, request)
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
@@ -173,7 +180,7 @@ class FaultProxy(ApiProxy):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 if self.fault is Fault.NO_BOOKMARKS and b'"type":"BOOKMARK"' in line[:40]:
-                    self.injected += 1
+                    self._count()
                     continue
                 await response.write(line + b"\n")
 
