@@ -32,7 +32,7 @@ def install(world: World) -> Iterator[Install]:
 
     The release's own namespace is made for it; everything goes with the test.
     """
-    made: list[tuple[str, list[dict[str, Any]]]] = []
+    made: list[tuple[str, str]] = []
 
     def installed(*namespaces: str) -> OperatorProcess:
         space = f"release-{secrets.token_hex(3)}"
@@ -45,9 +45,9 @@ def install(world: World) -> Iterator[Install]:
             if (item["kind"] in SHOWN or item["metadata"]["name"] == "fleetkeeper-release")
             and "helm.sh/hook" not in item["metadata"].get("annotations", {})
         ]
-        made.append((space, kept))
-        for item in kept:
-            world.plane.kubectl("create", "-f", "-", input=json.dumps(item))
+        objects_text = json.dumps({"apiVersion": "v1", "kind": "List", "items": kept})
+        made.append((space, objects_text))
+        world.plane.kubectl("create", "-f", "-", input=objects_text)
         return world.operator(
             space,
             kubeconfig=world.plane.service_account_kubeconfig(space, name),
@@ -61,9 +61,8 @@ def install(world: World) -> Iterator[Install]:
         )
 
     yield installed
-    for space, objects in made:
-        for item in objects:
-            world.plane.kubectl("delete", "--ignore-not-found", "-f", "-", input=json.dumps(item))
+    for space, objects_text in made:
+        world.plane.kubectl("delete", "--ignore-not-found", "-f", "-", input=objects_text)
         world.plane.kubectl("delete", "namespace", space, "--wait=false")
 
 
