@@ -27,8 +27,8 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, is_ready, operator_world, service
 
 ROOT = Path(__file__).parents[3]
-NAMESPACES = 20 if os.environ.get("FLEETKEEPER_CAMPAIGN") == "long" else 2
-"""`make test-fault` fills twenty. Each has two hundred objects, more than a page of a list."""
+NAMESPACES = 20 if os.environ.get("FLEETKEEPER_CAMPAIGN") == "long" else 1
+"""`make test-fault` fills twenty; each has two hundred objects, more than a page of a list."""
 OURS = {"app.kubernetes.io/managed-by": "fleetkeeper", "fleetkeeper.io/service": "chat"}
 MANY_LABELS = 20_000
 """With the fields that the API server notes down for them 0.6 MB of JSON that takes most memory of
