@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 # Most of tests/unit and tests/cluster waits for others; what takes the whole machine runs alone (tests/conftest.py).
 WORKERS ?= 3
 # A lane is a selection of the tests (docs/development.md). `.ci/run` has the same one as `make test`.
-TESTS := tests/fault tests/unit tests/cluster tests/gateway tests/engine tests/e2e
+TESTS := tests/fault tests/unit tests/cluster tests/gateway tests/simulated tests/engine tests/e2e
 FAST := -m "not slow and not exhaustive" --hypothesis-profile=dev
 USUAL := -m "not exhaustive"
 VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress seeds serve start_stages tiers usage usage_in_vllm usage_port
@@ -19,7 +19,7 @@ LOCAL := $(BIN)/python -m fleetkeeper_local
 DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs demo-programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-gateway test-fault test-engine test-engine-previous test-e2e clean clean-caches
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs demo-programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-gateway test-fault test-simulated test-engine test-engine-previous test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -104,6 +104,9 @@ test-gateway: setup ## Tests of the gateway's processes with a real Redis
 
 test-fault: setup setup-engine programs ## The long fault campaign: API faults, hostile tenants, pods and clients (20 minutes)
 	@FLEETKEEPER_CAMPAIGN=long $(PYTEST) tests/fault tests/engine/test_hostile_client.py tests/cluster/isolation/test_size.py -s
+
+test-simulated: setup ## Tests on simulated engines under the real supervisor
+	@$(PYTEST) -n $(WORKERS) $(USUAL) tests/simulated
 
 test-engine: setup setup-engine ## Tests on a real vLLM for CPU
 	@$(PYTEST) $(USUAL) tests/engine

@@ -31,7 +31,7 @@ for profile, examples in EXAMPLES.items():
     )
 settings.load_profile("shared-machine")
 
-STAGES: Final = ("fault", "cluster", "gateway", "unit", "engine", "e2e")
+STAGES: Final = ("fault", "cluster", "gateway", "simulated", "unit", "engine", "e2e")
 """In the order they run: most of tests/cluster waits, so tests/unit runs beside it and after it."""
 WHOLE_MACHINE: Final = frozenset({"engine", "e2e"})
 """A real vLLM takes every core, and there is one node a machine: these run one after another."""
