@@ -20,9 +20,10 @@ from pathlib import Path
 
 import fleetkeeper_contract
 import fleetkeeper_engine
+import fleetkeeper_steps
 
 DISTRIBUTION = "fleetkeeper-engine"
-PACKAGES = (fleetkeeper_engine, fleetkeeper_contract)
+PACKAGES = (fleetkeeper_engine, fleetkeeper_contract, fleetkeeper_steps)
 OWN = {package.__name__.replace("_", "-") for package in PACKAGES}
 
 LAUNCHER = '''#!/usr/bin/env python3

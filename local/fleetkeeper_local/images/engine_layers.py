@@ -84,7 +84,11 @@ def _own_packages(layers: Path, inspected: Path, checkout: Path) -> oci.Layer:
         binaries = root / VENV / "bin"
         binaries.mkdir(parents=True)
         ignore = shutil.ignore_patterns("__pycache__")
-        for package in ("contract/fleetkeeper_contract", "engine_image/fleetkeeper_engine"):
+        for package in (
+            "contract/fleetkeeper_contract",
+            "contract/fleetkeeper_steps",
+            "engine_image/fleetkeeper_engine",
+        ):
             source = checkout / package
             shutil.copytree(source, site / source.name, ignore=ignore)
         # The same code gives the same layer only if the temporary directory's name is not in it.

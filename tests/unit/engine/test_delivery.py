@@ -13,7 +13,7 @@ from fleetkeeper_engine.tools.install import install
 from fleetkeeper_local.images import engine_layers, oci
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = {"fleetkeeper_contract", "fleetkeeper_engine"}
+PACKAGES = {"fleetkeeper_contract", "fleetkeeper_engine", "fleetkeeper_steps"}
 
 
 @pytest.mark.slow

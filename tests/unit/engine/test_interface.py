@@ -135,6 +135,11 @@ model.adapters[].name model.adapters[].path model.adapters[].revision
 model.revision model.servedName model.source
 objectives.batchTimeMilliseconds objectives.queueWaitMilliseconds
 ports.control ports.host ports.serving
+simulation.costs.bSeconds simulation.costs.cSeconds simulation.costs.gSeconds simulation.costs.qSeconds
+simulation.costs.requestSeconds simulation.costs.t0Seconds simulation.costs.wSeconds
+simulation.faults[].afterSeconds simulation.faults[].kind simulation.hardware simulation.kvCapacityTokens
+simulation.seed simulation.speed
+simulation.startSeconds.load simulation.startSeconds.warmUp simulation.startSeconds.weights
 tiers.batch.floorPercent tiers.batch.queueLimit tiers.batch.sharePercent
 tiers.realtime.queueLimit tiers.standard.queueLimit
 tracing.endpoint tracing.namespace tracing.protocol tracing.sampleRatio tracing.service
