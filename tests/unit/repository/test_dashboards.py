@@ -5,17 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
 from tests.support.docs_commands import ROOT
 from tests.support.shipped_queries import dashboards, exported, named, panels, used_labels
 
 DASHBOARDS = dashboards()
-PANELS = [
-    pytest.param(name, panel, id=f"{name}-{panel['title']}")
-    for name, dashboard in DASHBOARDS.items()
-    for panel in panels(dashboard)
-]
+PANELS = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in panels(dashboard)]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -34,54 +28,62 @@ def test_there_are_three_dashboards_with_addresses_of_their_own() -> None:
     assert len({dashboard["uid"] for dashboard in DASHBOARDS.values()}) == 3
 
 
-@pytest.mark.parametrize("name", DASHBOARDS)
-def test_panels_have_their_own_number_and_place(name: str) -> None:
+def test_panels_have_their_own_number_and_place() -> None:
     """No two overlap, and none is wider than the grid."""
-    shown = DASHBOARDS[name]["panels"]
-    assert len({panel["id"] for panel in shown}) == len(shown)
-    taken = set[tuple[int, int]]()
-    for panel in shown:
-        cells = _cells(panel)
-        assert not cells & taken, panel["title"]
-        assert max(x for x, _ in cells) < 24, panel["title"]
-        taken |= cells
+    for name in DASHBOARDS:
+        shown = DASHBOARDS[name]["panels"]
+        assert len({panel["id"] for panel in shown}) == len(shown), name
+        taken = set[tuple[int, int]]()
+        for panel in shown:
+            cells = _cells(panel)
+            assert not cells & taken, panel["title"]
+            assert max(x for x, _ in cells) < 24, panel["title"]
+            taken |= cells
 
 
-@pytest.mark.parametrize("name", DASHBOARDS)
-def test_the_data_source_is_a_variable(name: str) -> None:
-    variables = {item["name"]: item for item in DASHBOARDS[name]["templating"]["list"]}
-    assert variables["datasource"]["type"] == "datasource"
-    assert variables["datasource"]["query"] == "prometheus"
-    for variable in variables.values():
-        if variable["type"] == "query":
-            assert variable["datasource"] == SOURCE
-            assert named(variable["definition"]) <= exported().keys()
+def test_the_data_source_is_a_variable() -> None:
+    for name in DASHBOARDS:
+        variables = {item["name"]: item for item in DASHBOARDS[name]["templating"]["list"]}
+        assert variables["datasource"]["type"] == "datasource", name
+        assert variables["datasource"]["query"] == "prometheus", name
+        for variable in variables.values():
+            if variable["type"] == "query":
+                assert variable["datasource"] == SOURCE, name
+                assert named(variable["definition"]) <= exported().keys(), name
 
 
-@pytest.mark.parametrize(("name", "panel"), PANELS)
-def test_a_panel_says_what_it_shows_and_in_which_unit(name: str, panel: dict[str, Any]) -> None:
-    assert panel["title"]
-    assert panel["description"].endswith(".")
-    assert panel["fieldConfig"]["defaults"]["unit"]
-    assert panel["datasource"] == SOURCE
-    titles = [other["title"] for other in panels(DASHBOARDS[name])]
-    assert titles.count(panel["title"]) == 1
+def test_a_panel_says_what_it_shows_and_in_which_unit() -> None:
+    for name, panel in PANELS:
+        assert panel["title"], panel
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["datasource"] == SOURCE, panel["title"]
+        titles = [other["title"] for other in panels(DASHBOARDS[name])]
+        assert titles.count(panel["title"]) == 1, panel["title"]
 
 
-@pytest.mark.parametrize(("name", "panel"), PANELS)
-def test_a_panel_queries_series_that_are_exported(name: str, panel: dict[str, Any]) -> None:
+def test_a_panel_queries_series_that_are_exported() -> None:
     """By labels that they have, with variables that the dashboard has, and legends of the result."""
     known = exported()
-    variables = {item["name"] for item in DASHBOARDS[name]["templating"]["list"]}
-    assert panel["targets"]
-    assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
-    for target in panel["targets"]:
-        series = named(target["expr"])
-        assert series
-        assert series <= known.keys()
-        assert used_labels(target["expr"]) <= {label for one in series for label in known[one]}
-        assert set(re.findall(r"\$(\w+)", target["expr"])) <= variables | {"__rate_interval"}
-        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= used_labels(target["expr"])
+    for name, panel in PANELS:
+        variables = {item["name"] for item in DASHBOARDS[name]["templating"]["list"]}
+        assert panel["targets"], panel["title"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]), (
+            panel["title"]
+        )
+        for target in panel["targets"]:
+            series = named(target["expr"])
+            assert series, panel["title"]
+            assert series <= known.keys(), panel["title"]
+            assert used_labels(target["expr"]) <= {
+                label for one in series for label in known[one]
+            }, panel["title"]
+            assert set(re.findall(r"\$(\w+)", target["expr"])) <= variables | {"__rate_interval"}, (
+                panel["title"]
+            )
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= used_labels(
+                target["expr"]
+            ), panel["title"]
 
 
 def test_the_page_lists_the_dashboards() -> None:

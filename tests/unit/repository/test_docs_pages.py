@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleetkeeper.api.parse import parse_service
+from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.reconcile.context import default_context
@@ -47,18 +47,27 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
     """Relative ones; addresses of the world are left to their owners."""
-    for target in LINK.findall(_INLINE.sub("", _prose(page))):
-        if target.startswith(("https://", "http://", "mailto:")):
-            continue
-        path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
-        assert file.exists(), f"{_name(page)} links to {target}"
-        assert ROOT in (file, *file.parents), f"{target} leads out of the repository"
-        if anchor:
-            assert anchor in _anchors(file), f"{_name(page)} links to {target}: no such heading"
+    for page in PAGES:
+        for target in LINK.findall(_INLINE.sub("", _prose(page))):
+            if target.startswith(("https://", "http://", "mailto:")):
+                continue
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            assert file.exists(), f"{_name(page)} links to {target}"
+            assert ROOT in (file, *file.parents), f"{target} leads out of the repository"
+            if anchor:
+                assert anchor in _anchors(file), f"{_name(page)} links to {target}: no such heading"
+
+
+def test_rows_of_a_page_have_the_cells_of_their_table() -> None:
+    for page in PAGES:
+        width = 0
+        for line in _prose(page).splitlines():
+            cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+            assert not (width and cells) or cells == width, f"{_name(page)}: {line}"
+            width = cells
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
@@ -78,36 +87,38 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert {_name(page) for page in PAGES} <= {_name(page) for page in seen}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_files_that_a_page_names_exist(page: Path) -> None:
+def test_files_that_a_page_names_exist() -> None:
     """Examples, tests, scripts, in text and in commands."""
     named = r"(?<![\w/.-])((?:examples|tests|scripts|benchmarks|engine_image|operator|local|charts|docs)/[\w./*-]+\.\w+)"
-    for path in re.findall(named, page.read_text()):
-        assert list(ROOT.glob(path)), f"{_name(page)} names {path}"
+    for page in PAGES:
+        for path in re.findall(named, page.read_text()):
+            assert list(ROOT.glob(path)), f"{_name(page)} names {path}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_a_page_knows_no_machine_but_the_readers(page: Path) -> None:
-    text = page.read_text()
-    assert not re.search(r"/(root|home/\w+|work|Users/\w+)/", text)
-    assert "TODO" not in text
+def test_a_page_knows_no_machine_but_the_readers() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        assert not re.search(r"/(root|home/\w+|work|Users/\w+)/", text), _name(page)
+        assert "TODO" not in text, _name(page)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_block_of_shell_says_where_it_runs(page: Path) -> None:
+def test_every_block_of_shell_says_where_it_runs() -> None:
     """And one that runs nowhere begins every command with one whose reason is known."""
-    for block in shell_blocks(page):
-        assert block.place in PLACES, f"{_name(page)}:{block.line}: say run=unit, cluster or none"
-        if block.place != "none":
-            continue
-        for line in block.lines:
-            command = re.sub(r"\s+#.*$", "", line)
-            known = (
-                not command
-                or command.startswith(("#", "-"))
-                or any(re.match(begin, command) for begin in NOT_RUN)
+    for page in PAGES:
+        for block in shell_blocks(page):
+            assert block.place in PLACES, (
+                f"{_name(page)}:{block.line}: say run=unit, cluster or none"
             )
-            assert known, f"{_name(page)}:{block.line}: why is `{command}` not run?"
+            if block.place != "none":
+                continue
+            for line in block.lines:
+                command = re.sub(r"\s+#.*$", "", line)
+                known = (
+                    not command
+                    or command.startswith(("#", "-"))
+                    or any(re.match(begin, command) for begin in NOT_RUN)
+                )
+                assert known, f"{_name(page)}:{block.line}: why is `{command}` not run?"
 
 
 def test_every_reason_not_to_run_is_needed() -> None:
@@ -208,14 +219,14 @@ def _template_hash(path: str = "", value: object = None) -> str:
     return str(template["metadata"]["annotations"]["fleetkeeper.io/template-hash"])
 
 
-@pytest.mark.parametrize("path", sorted(QUIET))
-def test_a_change_that_the_docs_call_quiet_restarts_no_engine(path: str) -> None:
-    assert _template_hash(path, QUIET[path]) == _template_hash()
+def test_a_change_that_the_docs_call_quiet_restarts_no_engine() -> None:
+    for path, value in QUIET.items():
+        assert _template_hash(path, value) == _template_hash(), path
 
 
-@pytest.mark.parametrize("path", sorted(ROLLED_OUT))
-def test_a_change_that_the_docs_call_a_roll_out_is_one(path: str) -> None:
-    assert _template_hash(path, ROLLED_OUT[path]) != _template_hash()
+def test_a_change_that_the_docs_call_a_roll_out_is_one() -> None:
+    for path, value in ROLLED_OUT.items():
+        assert _template_hash(path, value) != _template_hash(), path
 
 
 # -- YAML in pages ---------------------------------------------------------------------------------------
@@ -235,18 +246,24 @@ def _specs() -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize(("page", "spec"), _specs())
-def test_yaml_that_a_page_shows_is_taken(page: str, spec: dict[str, Any]) -> None:
+def test_yaml_that_a_page_shows_is_taken() -> None:
     """Whole services as they are, sections of a spec beside a model."""
     metadata = {"name": "chat", "namespace": "team-a", "uid": "u", "generation": 1}
-    parse_service(
-        {
-            "apiVersion": "fleetkeeper.io/v1alpha1",
-            "kind": "InferenceService",
-            "metadata": metadata,
-            "spec": {"model": {"source": "pvc://models/x"}, **spec},
-        }
-    )
+    refused = {}
+    for page, spec in _specs():
+        whole = {"model": {"source": "pvc://models/x"}, **spec}
+        try:
+            parse_service(
+                {
+                    "apiVersion": "fleetkeeper.io/v1alpha1",
+                    "kind": "InferenceService",
+                    "metadata": metadata,
+                    "spec": whole,
+                }
+            )
+        except InvalidService as error:
+            refused[page] = str(error)
+    assert refused == {}
 
 
 def test_pages_show_yaml_that_is_tried() -> None:
@@ -264,14 +281,13 @@ def _profiles() -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize(("page", "name", "profile"), _profiles())
-def test_an_engine_profile_that_a_page_shows_is_accepted(
-    page: str, name: str, profile: dict[str, Any]
-) -> None:
+def test_an_engine_profile_that_a_page_shows_is_accepted() -> None:
     """Those of values for the chart that change a part of a profile are completed by its own."""
-    default = {item.name: item for item in default_context().catalog.profiles}.get(name)
-    whole = {**(default.to_manifest() if default else {}), **profile, "name": name}
-    assert EngineProfile.model_validate(whole).name == name
+    defaults = {item.name: item for item in default_context().catalog.profiles}
+    for page, name, profile in _profiles():
+        default = defaults.get(name)
+        whole = {**(default.to_manifest() if default else {}), **profile, "name": name}
+        assert EngineProfile.model_validate(whole).name == name, page
 
 
 def test_pages_show_engine_profiles() -> None:
