@@ -42,8 +42,13 @@ FIRST: Final = (
     "cluster/operator/test_crash",
 )
 """The longest files start first, so that no worker is left with one of them at the end."""
-LAST: Final = ("engine/test_fault.py", "test_hostile_client")
-"""Tests after which a shared engine is not as it was before."""
+LAST: Final = (
+    "engine/test_fault.py",
+    "test_hostile_client",
+    "engine/test_tracing.py",
+    "engine/test_drain.py",
+)
+"""Tests after which a shared engine is not as it was before, or has ended."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,13 +1,17 @@
 """Whole engines for the tests of this folder: a supervisor and a real vLLM on the tiny model.
 
-A start takes half a minute of two cores, so engines are shared where the tests leave them as they
-found them; the last test of the others ends them. Each engine gets a cgroup of its own with the pod's memory limit, as a kubelet would make it.
+A start takes half a minute of two cores. `make test` starts three: the supervised `engine` and the
+engine inside of `tests/support/shared_engine.py`, which tests leave as they found them, and the
+`pod` that streams its model from object storage, which the test of the drain ends. Each supervised
+engine gets a cgroup of its own with the pod's memory limit, as a kubelet would make it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +19,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine_environment import make_tiny_model
+from tests.support.engine_environment import PYTHON, STOCK_PYTHON, free_port, make_tiny_model
+from tests.support.model_hub import COMMIT, TOKEN, ModelHub, model_hub
+from tests.support.object_storage import BUCKET, PREFIX, Storage, object_storage, pod_environment
 from tests.support.shared_engine import end_shared_engine
 from tests.support.signer import Signer
 from tests.support.supervised_engine import (
@@ -29,6 +35,8 @@ from tests.support.supervised_engine import (
     desired_document,
     start_engine,
 )
+from tests.support.tiny_adapter import make_tiny_adapter
+from tests.support.trace_collector import Collector
 
 
 class PodCgroup:
@@ -113,8 +121,8 @@ def _starter(
         if piped:
             more["output"] = OutputPipe(directory / "log")
         if fresh:
-            compiled = str(directory / COMPILED)
-            more["environment"] = {"TORCHINDUCTOR_CACHE_DIR": compiled}
+            compiled = {"TORCHINDUCTOR_CACHE_DIR": str(directory / COMPILED)}
+            more["environment"] = {**more.get("environment", {}), **compiled}
         engine = start_engine(document, signer, directory, **more)
         engine.cgroup = group.directory if group else None
         running.append((engine, group))
@@ -131,15 +139,119 @@ def start(_starter: StartEngine) -> StartEngine:
 
 
 @pytest.fixture(scope="session")
-def engine(_starter: StartEngine) -> RunningEngine:
-    """A ready engine in a pod of 4 GiB, hung after 60 s; shared: leave it as you found it.
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory that `install` filled, as an init container does."""
+    directory = tmp_path_factory.mktemp("injected") / "fleetkeeper"
+    subprocess.run([PYTHON, "-m", "fleetkeeper_engine.cli", "install", directory], check=True)
+    return directory
 
-    It starts with nothing compiled, as in a new pod, and with an argument of the engine profile.
+
+@pytest.fixture(scope="session")
+def hub(tiny_model: Path) -> Iterator[ModelHub]:
+    """Serve the tiny model as a hub does: open as fleet/tiny, with a token as fleet/gated."""
+    with model_hub(tiny_model, name="fleet/tiny", gated="fleet/gated") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def collector() -> Iterator[Collector]:
+    """Collect the spans of the shared engine over gRPC."""
+    found = Collector("grpc")
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="session")
+def engine(
+    _starter: StartEngine,
+    installed: Path,
+    hub: ModelHub,
+    collector: Collector,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> RunningEngine:
+    """Return a ready engine in a pod of 4 GiB, hung after 60 s; shared: leave it as you found it.
+
+    Delivery `inject`: the installed copy supervises the stock vLLM. It has a gated model of a hub, a
+    LoRA adapter, an argument of the engine profile, and spans for requests whose client asks for them.
     """
+    adapter = make_tiny_adapter(tmp_path_factory.mktemp("adapters") / "pirate", rank=12)
+    home = tmp_path_factory.mktemp("hub-cache")
     sections: dict[str, Document] = {
         "health": {"stallSeconds": 60},
         "engine": {"profile": {"name": "cpu-0.32.0-1", "extraArguments": [EXTRA_ARGUMENT]}},
+        "model": {
+            "source": "fleet/gated",
+            "revision": COMMIT,
+            "adapters": [{"name": "pirate", "path": str(adapter)}],
+        },
+        "tracing": {
+            "endpoint": collector.endpoint,
+            "sampleRatio": 0,
+            "service": "tiny-service",
+            "namespace": "team-a",
+        },
     }
-    found = _starter(sections=sections, pod_bytes=4 * GIB, piped=True, fresh=True)
+    found = _starter(
+        sections=sections,
+        pod_bytes=4 * GIB,
+        piped=True,
+        python=STOCK_PYTHON,
+        launcher=installed / "bin" / "fleetkeeper-engine",
+        environment={"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": TOKEN},
+    )
+    found.wait_ready()
+    return found
+
+
+@pytest.fixture(scope="session")
+def storage(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    """Serve the tiny model from object storage."""
+    log = tmp_path_factory.mktemp("storage") / "log"
+    with object_storage(tiny_model, log) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def start_pod(_starter: StartEngine, tmp_path_factory: pytest.TempPathFactory) -> StartEngine:
+    """Start the engine of a service on this machine: only addresses and directories differ."""
+
+    def started(
+        endpoint: str, source: str, *, sections: dict[str, Any] | None = None, **more: Any
+    ) -> RunningEngine:
+        environment = pod_environment(endpoint, source)
+        document = json.loads(environment.pop("FLEETKEEPER_ENGINE"))
+        document["ports"] = {"host": "127.0.0.1", "serving": free_port(), "control": free_port()}
+        for name, section in (sections or {}).items():
+            document[name] = {**document.get(name, {}), **section}
+        directory = tmp_path_factory.mktemp("pod")
+        signer = Signer(directory / "keys")
+        document["control"]["keysDirectory"] = str(signer.directory)
+        return _starter(
+            document,
+            environment={**environment, "HOME": str(directory / "home")},
+            **more,
+        )
+
+    return started
+
+
+@pytest.fixture(scope="session")
+def pod(start_pod: StartEngine, storage: Storage) -> RunningEngine:
+    """Return a ready engine in a pod of 6 GiB that streamed its model, for prompts of 16,000 tokens.
+
+    Hung after 5 s. The test of the drain ends it (tests/conftest.py runs that test last).
+    """
+    found = start_pod(
+        storage.endpoint,
+        f"s3://{BUCKET}/{PREFIX}",
+        sections={
+            "engine": {"maxModelLength": 16_384},
+            "batching": {"maxTokens": 16_640, "maxSequences": 64},
+            "health": {"stallSeconds": 5},
+            "drain": {"seconds": 600, "noticeSeconds": 5},
+            "memory": {"limitBytes": 6 * GIB},
+        },
+        pod_bytes=6 * GIB,
+    )
     found.wait_ready()
     return found

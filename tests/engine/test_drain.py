@@ -30,7 +30,6 @@ TOKENS = 300
 ENDLESS = 16_000
 """More tokens than any engine makes in the seconds of a drain here."""
 PROMPT = 16_000
-STALL_S = 5
 LOOK_AHEAD = 2
 
 
@@ -72,57 +71,6 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
         heartbeat = region.read_heartbeat()
         assert heartbeat.tokens >= tokens, "the step was under way all the time"
     region.close()
-
-
-async def test_a_long_prefill_is_no_hang_and_a_drain_with_50_streams_loses_none(
-    start: StartEngine,
-) -> None:
-    """One step of 16,000 tokens lasts three times stallSeconds; 6 GiB hold it; then SIGTERM with 50 streams."""
-    engine = start(
-        sections={
-            "engine": {"maxModelLength": 16_384},
-            "batching": {"maxTokens": 16_640, "maxSequences": 64},
-            "health": {"stallSeconds": STALL_S},
-            "drain": {"seconds": 600, "noticeSeconds": 5},
-            "memory": {"limitBytes": 6 * GIB},
-        },
-        pod_bytes=6 * GIB,
-    )
-    engine.wait_ready()
-    steps = engine.metrics()["fleetkeeper_steps_total"]
-    prompt = [5 + token % 1000 for token in range(PROMPT)]
-    began = time.monotonic()
-    request = asyncio.create_task(asyncio.to_thread(engine.complete, 1, prompt=prompt))
-    await asyncio.to_thread(stretch_step, engine, PROMPT, 3 * STALL_S)
-    answer = await request
-    took = time.monotonic() - began
-    print(f"a prefill of {PROMPT} tokens took {took:.1f} s, stallSeconds are {STALL_S}")
-    assert answer.status_code == 200
-    assert took > 3 * STALL_S
-    assert engine.metrics()["fleetkeeper_steps_total"] - steps <= 3, "it was one long step"
-    assert (engine.health("live"), engine.health("ready")) == (200, 200)
-    await asyncio.to_thread(full_load, engine)
-    assert_within_cap(engine, 6)
-
-    async with a_session() as session:
-        streams = [asyncio.create_task(engine.stream(session, TOKENS)) for _ in range(STREAMS)]
-        await running(engine, STREAMS)
-        engine.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(
-            engine.wait_for, lambda: engine.health("ready") == 503, "not ready", 4
-        )
-        noticed = await engine.stream(session, 1)
-        assert noticed.status == 200, "in the notice time requests are still taken"
-        assert engine.metrics()["fleetkeeper_draining"] == 1
-        late = noticed
-        while late.status == 200:
-            late = await engine.stream(session, 1)
-        assert late.status in {0, 503}, "after it they are refused"
-        ended = await asyncio.gather(*streams)
-    lost = [stream for stream in ended if stream.tokens != TOKENS or stream.broken]
-    assert lost == []
-    assert await asyncio.to_thread(engine.wait_end, 60) == 0
-    assert not (engine.directory / "termination").exists(), "a drain is no death"
 
 
 @pytest.mark.exhaustive
@@ -191,3 +139,47 @@ def computable_dtype() -> str:
 def _run_directory(engine: RunningEngine) -> str:
     region = engine.vllm_process("APIServer").environ()["FLEETKEEPER_SHARED_MEMORY"]
     return region.rpartition("/")[0]
+
+
+async def test_a_long_prefill_is_no_hang_and_a_drain_with_50_streams_loses_none(
+    pod: RunningEngine,
+) -> None:
+    """One step of 16,000 tokens lasts three times stallSeconds; 6 GiB hold it; then SIGTERM with 50 streams.
+
+    Last, for it ends the pod.
+    """
+    engine, stall_s = pod, pod.document["health"]["stallSeconds"]
+    steps = engine.metrics()["fleetkeeper_steps_total"]
+    prompt = [5 + token % 1000 for token in range(PROMPT)]
+    began = time.monotonic()
+    request = asyncio.create_task(asyncio.to_thread(engine.complete, 1, prompt=prompt))
+    await asyncio.to_thread(stretch_step, engine, PROMPT, 3 * stall_s)
+    answer = await request
+    took = time.monotonic() - began
+    print(f"a prefill of {PROMPT} tokens took {took:.1f} s, stallSeconds are {stall_s}")
+    assert answer.status_code == 200
+    assert took > 3 * stall_s
+    assert engine.metrics()["fleetkeeper_steps_total"] - steps <= 3, "it was one long step"
+    assert (engine.health("live"), engine.health("ready")) == (200, 200)
+    await asyncio.to_thread(full_load, engine)
+    assert_within_cap(engine, 6)
+
+    async with a_session() as session:
+        streams = [asyncio.create_task(engine.stream(session, TOKENS)) for _ in range(STREAMS)]
+        await running(engine, STREAMS)
+        engine.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(
+            engine.wait_for, lambda: engine.health("ready") == 503, "not ready", 4
+        )
+        noticed = await engine.stream(session, 1)
+        assert noticed.status == 200, "in the notice time requests are still taken"
+        assert engine.metrics()["fleetkeeper_draining"] == 1
+        late = noticed
+        while late.status == 200:
+            late = await engine.stream(session, 1)
+        assert late.status in {0, 503}, "after it they are refused"
+        ended = await asyncio.gather(*streams)
+    lost = [stream for stream in ended if stream.tokens != TOKENS or stream.broken]
+    assert lost == []
+    assert await asyncio.to_thread(engine.wait_end, 60) == 0
+    assert not (engine.directory / "termination").exists(), "a drain is no death"

@@ -1,4 +1,4 @@
-"""A hang is noticed although vLLM's /health says 200, and it may end. How it is ended: test_install.py.
+"""A hang is noticed although vLLM's /health says 200, and it may end. That it is ended as hung in `make test`: tests/e2e.
 
 That a slow step is not taken for one: test_drain.py.
 """
@@ -20,10 +20,11 @@ from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
-from tests.support.supervised_engine import RunningEngine, eight_running, stopped
+from tests.support.supervised_engine import RunningEngine, StartEngine, eight_running, stopped
 
 pytestmark = pytest.mark.timeout(1200)
 SHORT_STALL_S = 8
+STALL_S = 15
 SLOW_REGEX = "|".join(f"(a{{0,{n % 50}}}b[a-f]{{0,{n}}}c{n})" for n in range(200))
 """xgrammar compiles it in some 3 s of a core."""
 
@@ -80,9 +81,10 @@ def test_an_idle_core_that_hangs_is_noticed_with_its_first_request_and_recovers(
     engine.wait_ready(30)
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_hangs_under_load_is_noticed_and_recovers(engine: RunningEngine) -> None:
     with ThreadPoolExecutor(8) as pool:
-        running = eight_running(engine, pool, 1800)
+        running = eight_running(engine, pool, 600)
         with stopped(engine, "Worker"):
             engine.wait_for(lambda: engine.health("ready") == 503, "not ready", 15)
             assert engine.health("live") == 200
@@ -129,3 +131,21 @@ def test_a_grammar_that_compiles_for_long_is_no_hang(engine: RunningEngine) -> N
     assert blocked > 10, "the grammar took a while"
     assert max_stalled_s < 1.0
     assert engine.health("ready") == 200
+
+
+@pytest.mark.exhaustive
+def test_a_core_that_hangs_under_load_is_ended_as_hung(start: StartEngine) -> None:
+    """Not ready within 15 s, not live by stallSeconds, exit code 75 and a termination line."""
+    engine = start(sections={"health": {"stallSeconds": STALL_S}})
+    engine.wait_ready()
+    with ThreadPoolExecutor(8) as pool:
+        eight_running(engine, pool, 1500)
+        with stopped(engine, "EngineCore") as since:
+            not_ready = engine.wait_for(lambda: engine.health("ready") == 503, "not ready", STALL_S)
+            assert engine.wait_end(STALL_S + 60) == 75
+            took = time.monotonic() - since
+    print(f"not ready after {not_ready:.1f} s, ended {took:.1f} s after the hang began")
+    assert STALL_S - 2 <= took <= STALL_S + 5
+    line = engine.termination()
+    assert (line["class"], line["phase"]) == ("Hung", "serve")
+    assert line["detail"]

@@ -1,6 +1,6 @@
 """A hostile client against one engine: a real vLLM behind the supervisor, whose log nobody reads meanwhile.
 
-`make test-fault` sends 10,000 requests, `make test` 1,000. FLEETKEEPER_TEST_SEED sets other ones.
+`make test-fault` sends 10,000 requests, `make test-all` 1,000. FLEETKEEPER_TEST_SEED sets other ones.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
+import pytest
 import requests
 
 from tests.support.hostile_requests import HostileRequest, hostile_request
-from tests.support.supervised_engine import COMPILED, RunningEngine
+from tests.support.supervised_engine import COMPILED, RunningEngine, StartEngine
+
+pytestmark = pytest.mark.exhaustive
 
 REQUESTS = 10_000 if os.environ.get("FLEETKEEPER_CAMPAIGN") == "long" else 1_000
 SEED = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))
@@ -90,8 +93,10 @@ async def campaign(port: int, dice: random.Random) -> Counter[int | None]:
     return statuses
 
 
-def test_logprobs_are_compiled_before_the_engine_is_ready(engine: RunningEngine) -> None:
+def test_logprobs_are_compiled_before_the_engine_is_ready(start: StartEngine) -> None:
     """Compilation takes up to 15 s on two cores, in which no step of the engine ends."""
+    engine = start(fresh=True)
+    engine.wait_ready()
     compiled = set((engine.directory / COMPILED).rglob("*"))
     assert compiled, "nothing was compiled before the engine was ready"
     assert engine.complete(logprobs=1).status_code == 200
@@ -126,17 +131,7 @@ def test_a_hostile_client_gets_no_5xx_ends_no_engine_and_leaves_no_memory(
         thread.join()
         log.resume()
     took_s = time.monotonic() - began
-    engine.wait_for(
-        lambda: (
-            not any(
-                value
-                for name, value in engine.metrics().items()
-                if name.startswith(("fleetkeeper_waiting{", "fleetkeeper_running{"))
-            )
-        ),
-        "nothing waits or runs",
-        ANSWER_S,
-    )
+    engine.wait_idle(ANSWER_S)
     metrics = engine.metrics()
     after = server.memory_info().rss
     answered = sum(count for status, count in statuses.items() if status is not None)

@@ -20,7 +20,7 @@ PROMPTS = [SHORT, LONG, LONGER]
 STEP_TOKENS = 256
 """The limit under which LONG takes three steps and LONGER four, while SHORT decodes."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.exhaustive]
 """The first test waits for the shared engine to start."""
 
 

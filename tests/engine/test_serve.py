@@ -124,6 +124,7 @@ def test_a_limits_request_is_in_force_while_requests_run(engine: RunningEngine) 
         assert set().union(*(client.result() for client in clients)) == {200}
 
 
+@pytest.mark.exhaustive
 def test_when_the_lease_ends_limits_return_notch_by_notch(engine: RunningEngine) -> None:
     assert engine.put_limits(4, 512, lease_s=1).status_code == 200
     engine.wait_for(
@@ -216,8 +217,9 @@ def test_shared_memory_is_private_and_the_document_stays_with_the_supervisor(
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment
 
 
-def test_vllm_runs_in_a_session_of_its_own_with_one_token_an_option(engine: RunningEngine) -> None:
-    server = engine.vllm_process("APIServer")
+def test_vllm_runs_in_a_session_of_its_own_with_one_token_an_option(pod: RunningEngine) -> None:
+    """On an engine without adapters: their option takes several."""
+    server = pod.vllm_process("APIServer")
     assert os.getsid(server.pid) == server.pid
     words = server.cmdline()
     assert words[1] == "-m"

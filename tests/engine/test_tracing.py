@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -20,31 +19,6 @@ LOST = "tracing: the collector does not take spans"
 
 pytestmark = pytest.mark.timeout(1200)
 """The first test waits for the engine to start."""
-
-
-@dataclass
-class Traced:
-    """An engine and the collector of its spans."""
-
-    engine: RunningEngine
-    collector: Collector
-
-
-@pytest.fixture(scope="module")
-def traced(request: pytest.FixtureRequest) -> Iterator[Traced]:
-    """Without a parent no request has spans: what arrives was asked for."""
-    start: StartEngine = request.getfixturevalue("_starter")
-    collector = Collector("grpc")
-    tracing = {
-        "endpoint": collector.endpoint,
-        "sampleRatio": 0,
-        "service": "tiny-service",
-        "namespace": "team-a",
-    }
-    made = Traced(start(sections={"tracing": tracing}), collector)
-    made.engine.wait_ready()
-    yield made
-    made.collector.stop()
 
 
 @dataclass
@@ -83,12 +57,14 @@ class Client:
         return span.trace == self.trace
 
 
-def test_one_trace_from_the_client_through_admission_to_vllm(traced: Traced) -> None:
+def test_one_trace_from_the_client_through_admission_to_vllm(
+    engine: RunningEngine, collector: Collector
+) -> None:
     client, silent = Client.new(), Client.new()
-    assert silent.ask(traced.engine, sampled=False).status_code == 200
-    assert traced.engine.complete(2).status_code == 200, "without a context: the ratio is 0"
-    assert client.ask(traced.engine, "batch").status_code == 200
-    spans = {span.name: span for span in traced.collector.wait_for(client.owns, 2)}
+    assert silent.ask(engine, sampled=False).status_code == 200
+    assert engine.complete(2).status_code == 200, "without a context: the ratio is 0"
+    assert client.ask(engine, "batch").status_code == 200
+    spans = {span.name: span for span in collector.wait_for(client.owns, 2)}
     assert set(spans) == {ADMISSION, VLLM}
     admission, vllm = spans[ADMISSION], spans[VLLM]
     assert (admission.parent, vllm.parent) == (client.span, admission.span)
@@ -106,21 +82,25 @@ def test_one_trace_from_the_client_through_admission_to_vllm(traced: Traced) -> 
     assert admission.start_ns <= admission.end_ns <= vllm.start_ns <= vllm.end_ns
     wanted = {"service.name": "tiny-service", "service.namespace": "team-a"}
     for span in (admission, vllm):
-        assert {**wanted, "service.instance.id": traced.engine.uid}.items() <= span.resource.items()
+        assert {**wanted, "service.instance.id": engine.uid}.items() <= span.resource.items()
         assert SECRET.encode() not in span.raw
-    assert {span.trace for span in traced.collector.spans} == {client.trace}
+    assert {span.trace for span in collector.spans} == {client.trace}
 
 
-def test_every_sequence_of_a_request_is_a_child_of_its_admission(traced: Traced) -> None:
+def test_every_sequence_of_a_request_is_a_child_of_its_admission(
+    engine: RunningEngine, collector: Collector
+) -> None:
     client = Client.new()
-    assert client.ask(traced.engine, n=3).status_code == 200
-    spans = traced.collector.wait_for(client.owns, 4)
+    assert client.ask(engine, n=3).status_code == 200
+    spans = collector.wait_for(client.owns, 4)
     (admission,) = [span for span in spans if span.name == ADMISSION]
     assert [span.parent for span in spans if span.name == VLLM] == [admission.span] * 3
 
 
-def test_a_refused_request_ends_in_the_span_of_admission(traced: Traced) -> None:
-    client, engine = Client.new(), traced.engine
+def test_a_refused_request_ends_in_the_span_of_admission(
+    engine: RunningEngine, collector: Collector
+) -> None:
+    client = Client.new()
     closed = {"realtime": 1.0, "standard": 0.0, "batch": 1.0}
     assert engine.put_limits(64, 2048, admit=closed).status_code == 200
     try:
@@ -129,7 +109,7 @@ def test_a_refused_request_ends_in_the_span_of_admission(traced: Traced) -> None
     finally:
         engine.put_limits(64, 2048)
     assert answer.status_code == 429
-    (span,) = traced.collector.wait_for(client.owns)
+    (span,) = collector.wait_for(client.owns)
     assert (span.name, span.parent) == (ADMISSION, client.span)
     told = span.attributes
     assert told["fleetkeeper.admission.outcome"] == "refused"
@@ -140,11 +120,13 @@ def test_a_refused_request_ends_in_the_span_of_admission(traced: Traced) -> None
 
 
 def test_without_its_collector_the_engine_serves_as_before_and_logs_the_loss(
-    traced: Traced,
+    engine: RunningEngine, collector: Collector
 ) -> None:
-    """It sends again when the collector is back, and stops cleanly when it is not."""
-    engine = traced.engine
-    traced.collector.stop()
+    """It sends again when the collector is back, and stops cleanly when it is not.
+
+    Last, for it ends the shared engine.
+    """
+    collector.stop()
     began = time.monotonic()
     lost = Client.new()
     engine.wait_for(
@@ -153,13 +135,12 @@ def test_without_its_collector_the_engine_serves_as_before_and_logs_the_loss(
     for _ in range(20):
         assert Client.new().ask(engine).status_code == 200
     assert engine.log.count(LOST) <= 1 + (time.monotonic() - began) / LOG_PERIOD_S
-    traced.collector = Collector("grpc", traced.collector.port)
+    collector.start()
     back = Client.new()
     engine.wait_for(
         lambda: (
             back.ask(engine).status_code == 200
-            and {span.name for span in traced.collector.spans if back.owns(span)}
-            == {ADMISSION, VLLM}
+            and {span.name for span in collector.spans if back.owns(span)} == {ADMISSION, VLLM}
         ),
         "spans after the collector's return",
         60,
@@ -167,13 +148,14 @@ def test_without_its_collector_the_engine_serves_as_before_and_logs_the_loss(
     engine.wait_for(
         lambda: "tracing: the collector takes spans again" in engine.log, "the line about it", 60
     )
-    traced.collector.stop()
+    collector.stop()
     assert Client.new().ask(engine).status_code == 200
     began = time.monotonic()
     assert engine.stop() == 0
     print(f"stopped in {time.monotonic() - began:.1f} s without a collector")
 
 
+@pytest.mark.exhaustive
 def test_over_http_a_request_without_a_context_begins_a_trace(start: StartEngine) -> None:
     """By the ratio; vLLM follows, and its span is not the root of another trace."""
     collector = Collector("http")

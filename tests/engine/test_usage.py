@@ -7,7 +7,7 @@ import contextlib
 import json
 import random
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +17,11 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, SCHEDULER_FACTORY
-from fleetkeeper_engine.shm.ledger import Entry, Head, LedgerReader, Tokens
+from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, INTERNAL_HEADER, SCHEDULER_FACTORY
+from fleetkeeper_engine.shm.ledger import FILE, Entry, Head, LedgerReader, Tokens
+from tests.support.grants import GrantKey, grants_text, write_grants
 from tests.support.inside_engine import MODEL, TOKEN, InsideEngine, client
+from tests.support.supervised_engine import RunningEngine
 
 REQUESTS = 300
 AT_ONCE = 24
@@ -56,13 +58,29 @@ class Sent:
 
 @dataclass
 class Bench:
-    """The engine, and what was sent to it."""
+    """An engine, and what was sent to it."""
 
-    engine: InsideEngine
+    url: str
+    ledger: Path
+    identity: Callable[[str], dict[str, str]]
+    """The headers that name an attempt."""
+    internal_token: str
+    until_idle: Callable[[], Awaitable[object]]
     sent: list[Sent] = field(default_factory=list)
 
+    @classmethod
+    def inside(cls, engine: InsideEngine) -> Bench:
+        """Return the bench of an engine with the middleware `Granted`."""
+        return cls(
+            engine.url,
+            engine.ledger,
+            lambda attempt: {GRANT: attempt},
+            TOKEN,
+            engine.until_idle,
+        )
+
     def read(self) -> tuple[Head, list[Entry]]:
-        reader = LedgerReader.open(self.engine.ledger)
+        reader = LedgerReader.open(self.ledger)
         assert reader is not None
         with reader:
             head = reader.head()
@@ -71,7 +89,7 @@ class Bench:
 
     def counters(self) -> tuple[Tokens, int]:
         """vLLM's own: prompt, cached and answer tokens; and hits of the prefix cache."""
-        with urllib.request.urlopen(f"{self.engine.url}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         found: dict[str, int] = {}
         for family in text_string_to_metric_families(text):
@@ -96,17 +114,26 @@ def granted_module(directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    directory = tmp_path_factory.mktemp("usage")
-    granted_module(directory)
-    engine = InsideEngine(
-        directory,
-        environment={"PYTHONPATH": str(directory)},
-        inside=INSIDE,
-        arguments=("--enable-prefix-caching",),
+def bench(engine: RunningEngine) -> Iterator[Bench]:
+    """The shared engine, which knows the key of the grants that name attempts and demands none."""
+    key = GrantKey()
+    assert engine.run_directory is not None
+    file = write_grants(engine.signer.directory, grants_text(key, demanded=False))
+    engine.wait_for(lambda: key.jwk["kid"] in engine.log, "trust in the grant key", 60)
+
+    def identity(attempt: str) -> dict[str, str]:
+        grant = key.grant(jti=attempt, rid=f"r-{attempt}", key="key-1")
+        return {"Authorization": f"Bearer {grant}"}
+
+    settings = json.loads(engine.vllm_process("APIServer").environ()[ENVIRONMENT])
+    yield Bench(
+        engine.url,
+        engine.run_directory / FILE,
+        identity,
+        settings["internal_token"],
+        lambda: asyncio.to_thread(engine.wait_idle),
     )
-    yield Bench(engine)
-    engine.stop()
+    file.unlink()
 
 
 def random_request(dice: random.Random) -> tuple[str, dict[str, Any], Sent]:
@@ -144,17 +171,18 @@ async def send(
     bench: Bench, session: aiohttp.ClientSession, number: int, dice: random.Random
 ) -> None:
     path, body, sent = random_request(dice)
-    headers = {}
+    headers: dict[str, str] = {}
     if dice.random() < 0.8:
-        sent.attempt = headers[GRANT] = f"attempt-{number}"
+        sent.attempt = f"attempt-{number}"
+        headers = bench.identity(sent.attempt)
     elif dice.random() < 0.3:
-        headers[INTERNAL_HEADER] = TOKEN
+        headers[INTERNAL_HEADER] = bench.internal_token
     bench.sent.append(sent)
     patience = dice.uniform(0.0, 1.5) if dice.random() < 0.4 else 600.0
     try:
         async with (
             asyncio.timeout(patience),
-            session.post(bench.engine.url + path, json=body, headers=headers) as response,
+            session.post(bench.url + path, json=body, headers=headers) as response,
         ):
             sent.status = response.status
             text = await response.text()
@@ -189,7 +217,7 @@ async def load(bench: Bench, dice: random.Random, count: int) -> AsyncIterator[N
             for number in range(first, first + count):
                 tasks.create_task(one(session, number))
         yield
-    await bench.engine.until_idle()
+    await bench.until_idle()
 
 
 async def settled(bench: Bench) -> tuple[Head, list[Entry], Tokens, int]:
@@ -217,7 +245,8 @@ async def test_the_ledger_equals_the_engines_own_counters(bench: Bench) -> None:
     assert attributed.plus(head.sums.unattributed) == counted
     assert 0 < head.sums.unattributed.prompt < counted.prompt
     assert 0 < counted.cached <= hits
-    aborted = sum(item.aborted for item in entries)
+    mine = {sent.attempt for sent in bench.sent}
+    aborted = sum(item.aborted and item.attempt in mine for item in entries)
     print(f"{len(entries)} entries, {aborted} aborted: {counted}, prefix cache hits {hits}")
     assert aborted > 10
 
@@ -227,8 +256,10 @@ async def test_each_attempt_has_one_entry_with_what_its_client_was_told(bench: B
     async with load(bench, random.Random(20), 40):
         pass
     _, entries, _, _ = await settled(bench)
-    by_attempt = {item.attempt: item for item in entries if item.attributed}
-    assert len(by_attempt) == sum(item.attributed for item in entries)
+    mine = {sent.attempt for sent in bench.sent if sent.attempt}
+    attributed = [item for item in entries if item.attempt in mine]
+    by_attempt = {item.attempt: item for item in attributed}
+    assert len(by_attempt) == len(attributed)
     told = [sent for sent in bench.sent if sent.attempt and sent.usage]
     assert len(told) > 50
     for sent in told:
@@ -255,6 +286,7 @@ class Embedding(InsideEngine):
             assert answer.status == 200
 
 
+@pytest.mark.exhaustive
 async def test_embeddings_are_counted_by_their_prompts(tmp_path: Path) -> None:
     """Several inputs in one request, and clients that hang up."""
     engine = Embedding(
@@ -263,7 +295,7 @@ async def test_embeddings_are_counted_by_their_prompts(tmp_path: Path) -> None:
         inside=INSIDE,
         arguments=("--runner=pooling", "--convert=embed"),
     )
-    bench = Bench(engine)
+    bench = Bench.inside(engine)
     told: dict[str, int] = {}
 
     async def embed(session: aiohttp.ClientSession, number: int) -> None:
@@ -292,12 +324,21 @@ async def test_embeddings_are_counted_by_their_prompts(tmp_path: Path) -> None:
     assert {name: found[name] for name in told} == told
 
 
-async def test_an_api_server_that_is_killed_leaves_a_ledger_to_continue(
-    bench: Bench, tmp_path: Path
-) -> None:
+@pytest.mark.exhaustive
+async def test_an_api_server_that_is_killed_leaves_a_ledger_to_continue(tmp_path: Path) -> None:
     """What was entered before is read as it was."""
-    async with load(bench, random.Random(21), 10):
-        pass
-    head, entries, _, _ = await settled(bench)
-    bench.engine.kill()
-    assert bench.read() == (head, entries)
+    engine = InsideEngine(
+        tmp_path,
+        environment={"PYTHONPATH": str(granted_module(tmp_path).parent)},
+        inside=INSIDE,
+        arguments=("--enable-prefix-caching",),
+    )
+    bench = Bench.inside(engine)
+    try:
+        async with load(bench, random.Random(21), 10):
+            pass
+        head, entries, _, _ = await settled(bench)
+        engine.kill()
+        assert bench.read() == (head, entries)
+    finally:
+        engine.stop()

@@ -134,6 +134,7 @@ def test_usage_needs_a_token_of_the_gateway_for_this_pod(reader: Reader) -> None
     assert reader.get(boot="another", after=10**17).json()["entries"][0]["n"] == 1
 
 
+@pytest.mark.exhaustive
 def test_reading_a_full_ledger_keeps_the_supervisor_small(reader: Reader, tmp_path: Path) -> None:
     """20,000 entries in 20 pages, ten times: less than 60 MB afterwards, and nothing is kept."""
     engine = reader.engine

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fleetkeeper.api.object_storage import ObjectStorage
+from fleetkeeper.api.parse import parse_service
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from tests.support.engine_environment import PYTHON, free_port
+from tests.support.random_specs import service_manifest
 
 BUCKET = "models"
 PREFIX = "tiny/v1"
 REGION = "eu-central-1"
 ACCESS_KEY = {"AWS_ACCESS_KEY_ID": "key-of-a-test", "AWS_SECRET_ACCESS_KEY": "secret-of-a-test"}
+SECRET = "s3-reader"
 
 _SERVER = """
 import sys, threading
@@ -68,3 +75,38 @@ def object_storage(directory: Path, log_file: Path) -> Iterator[Storage]:
             yield Storage(f"http://127.0.0.1:{port}", log_file)
         finally:
             server.terminate()
+
+
+def pod_environment(endpoint: str, source: str) -> dict[str, str]:
+    """Return the environment of a service's engine container, as the kubelet would resolve it."""
+    spec = {
+        "model": {"source": source, "credentialsSecret": SECRET},
+        "engine": {
+            "profile": "cpu",
+            "dtype": "float32",
+            "maxModelLength": 2048,
+            "options": {"enforce-eager": "true"},
+        },
+        "resources": {"memory": "4Gi", "sharedMemory": "1Gi"},
+        "batching": {"maxSequences": 64, "minSequences": 1, "maxTokens": 2048},
+    }
+    service = parse_service(service_manifest(spec, name="tiny"))
+    context = default_context()
+    profile = context.catalog.resolve("cpu").model_copy(
+        update={"object_storage": ObjectStorage(endpoint=endpoint, region=REGION, path_style=True)}
+    )
+    template = desired_engine_template(service, profile, context)
+    (container,) = template["spec"]["containers"]
+    return {
+        item["name"]: _resolved(item)
+        for item in container["env"]
+        if item["name"] not in {"POD_UID", "USER"}
+    }
+
+
+def _resolved(item: Mapping[str, Any]) -> str:
+    if "valueFrom" not in item:
+        return str(item.get("value", ""))
+    reference = item["valueFrom"]["secretKeyRef"]
+    assert reference["name"] == SECRET
+    return ACCESS_KEY[reference["key"]]

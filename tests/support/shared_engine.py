@@ -10,6 +10,8 @@ import pytest
 from tests.support.inside_engine import InsideEngine
 
 _SHARED = pytest.StashKey[InsideEngine | BaseException]()
+LAYERS = 12
+"""Steps as long as those of a model of some size: with 4 layers they are shorter than an HTTP request."""
 FAULT_FILE = "FLEETKEEPER_TEST_FAULT"
 FAULT_ON_DEMAND = f"""
 import os
@@ -41,7 +43,7 @@ def shared_engine(config: pytest.Config) -> InsideEngine:
         (directory / "sitecustomize.py").write_text(FAULT_ON_DEMAND)
         environment = {"PYTHONPATH": str(directory), FAULT_FILE: str(fault_file(directory))}
         try:
-            engine = InsideEngine(directory, environment=environment)
+            engine = InsideEngine(directory, environment=environment, layers=LAYERS)
         except BaseException as error:
             config.stash[_SHARED] = error
             raise

@@ -197,6 +197,15 @@ class RunningEngine:
         """Waits until the pod would get requests."""
         return self.wait_for(lambda: self.health("ready") == 200, "ready", timeout_s)
 
+    def wait_idle(self, timeout_s: float = 60.0) -> float:
+        """Waits until no request is queued or runs."""
+
+        def idle() -> bool:
+            busy = ("fleetkeeper_waiting{", "fleetkeeper_running{")
+            return not any(v for name, v in self.metrics().items() if name.startswith(busy))
+
+        return self.wait_for(idle, "nothing waits or runs", timeout_s)
+
     def wait_end(self, timeout_s: float = 60.0) -> int:
         """Waits until the supervisor ended; its exit code."""
         return self.process.wait(timeout_s)

@@ -43,18 +43,19 @@ class _Server(Protocol):
 
 
 class Collector:
-    """Receives spans until it is stopped."""
+    """Receives spans until it is stopped, and again after `start`."""
 
-    def __init__(self, protocol: str = "grpc", port: int | None = None) -> None:
-        self.port = port or free_port()
+    def __init__(self, protocol: str = "grpc") -> None:
+        self.port = free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self._spans: list[CollectedSpan] = []
         self._arrived = threading.Condition()
-        self._server: _Server = (
-            _GrpcServer(self.port, self._take)
-            if protocol == "grpc"
-            else _HttpServer(self.port, self._take)
-        )
+        self._serve = _GrpcServer if protocol == "grpc" else _HttpServer
+        self.start()
+
+    def start(self) -> None:
+        """Open the port."""
+        self._server: _Server = self._serve(self.port, self._take)
 
     @property
     def spans(self) -> list[CollectedSpan]:
