@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Generator
@@ -15,10 +16,8 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import plane_fixtures
-from tests.support.lanes import FULL_EXAMPLES
+from tests.support.lanes import EXAMPLES, USUAL
 
-EXAMPLES: Final = {"dev": 20, "shared-machine": FULL_EXAMPLES, "exhaustive": 500}
-"""Examples of a property by Hypothesis profile: `make test-fast`, `make test` and `make test-all`."""
 for profile, examples in EXAMPLES.items():
     # Properties are judged by what they find, never by how long it took.
     settings.register_profile(
@@ -26,10 +25,13 @@ for profile, examples in EXAMPLES.items():
         max_examples=examples,
         deadline=None,
         # A failure of `make test` is of the change that it tests; `make test-all` looks for new ones.
-        derandomize=profile == "shared-machine",
+        derandomize=profile == USUAL,
         suppress_health_check=[HealthCheck.too_slow],
     )
-settings.load_profile("shared-machine")
+settings.load_profile(USUAL)
+
+# Else each worker compiles all tests again in each run: half of the time that collecting them takes.
+sys.dont_write_bytecode = False
 
 STAGES: Final = ("fault", "cluster", "gateway", "simulated", "unit", "engine", "e2e")
 """In the order they run: most of tests/cluster waits, so tests/unit runs beside it and after it."""

@@ -8,16 +8,23 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 
+USUAL: Final = "make-test"
+"""The Hypothesis profile that `make test` uses."""
+EXAMPLES: Final = {"dev": 10, USUAL: 20, "exhaustive": 500}
+"""Examples of a property by Hypothesis profile: `make test-fast`, `make test` and `make test-all`."""
 FULL_EXAMPLES: Final = 100
-"""Of the profile that `make test` uses; the figures given to `examples` are meant for it."""
+"""The figures given to `examples` are relative to it."""
 
 
-def examples(count: int) -> settings:
+def examples(count: int, *, guarded: bool = False) -> settings:
     """Return settings with so many examples, scaled as the lane's Hypothesis profile says.
 
-    A plain `@settings(max_examples=200)` would be the same in every lane.
+    A plain `@settings(max_examples=200)` would be the same in every lane. A property that is
+    `guarded` has all of them in `make test` too: budgets, admission, digests and merges.
     """
-    return settings(max_examples=max(1, count * settings().max_examples // FULL_EXAMPLES))
+    full = guarded and settings.get_current_profile_name() == USUAL
+    share = FULL_EXAMPLES if full else settings().max_examples
+    return settings(max_examples=max(1, count * share // FULL_EXAMPLES))
 
 
 def keep_first(keep: int, values: Iterable[Any], mark: pytest.MarkDecorator) -> list[Any]:

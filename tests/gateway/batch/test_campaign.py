@@ -38,6 +38,8 @@ from tests.support.batch_process import (
 )
 from tests.support.gateway_process import GatewayProcess
 
+pytestmark = pytest.mark.exhaustive
+
 BY_ITSELF: Final = "engine by itself"
 PATIENCE_S: Final = 1800.0
 
@@ -265,12 +267,10 @@ def report(campaign: Campaign, lines: int, seconds: float) -> None:
     print(f"{lines} lines in {seconds:.0f} s; faults: {faults}; queue rebuilt {rebuilt} times")
 
 
-@pytest.mark.slow
 async def test_500_lines_have_one_result_each_whatever_is_killed(tmp_path: Path) -> None:
     await run_campaign(tmp_path, Plan((300, 200), 0.8, every_s=1.5, old_s=4.0, faults=6, least=6))
 
 
-@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 async def test_10_000_lines_have_one_result_each_whatever_is_killed(tmp_path: Path) -> None:
     plan = Plan((5000, 3000, 1500, 500), 1.0, every_s=5.0, old_s=60.0, faults=10_000, least=50)

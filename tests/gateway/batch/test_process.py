@@ -67,6 +67,7 @@ async def test_the_official_client_runs_a_batch(world: BatchSurroundings) -> Non
     assert process.tracebacks() == []
 
 
+@pytest.mark.exhaustive
 async def test_what_waits_is_exported_for_the_service(world: BatchSurroundings) -> None:
     process = await world.batch(BATCH_CONCURRENCY="4").start().ready()
     place = (f'service_namespace="{NAMESPACE}"', f'inference_service="{MODEL}"')
@@ -109,6 +110,7 @@ async def test_a_process_that_ends_finishes_its_lines_and_another_goes_on(
         assert numbers(await lines_of(client, batch.output_file_id)) == list(range(60))
 
 
+@pytest.mark.exhaustive
 async def test_lines_wait_while_the_gateway_is_away_and_the_api_server_too(
     world: BatchSurroundings,
 ) -> None:
@@ -130,6 +132,7 @@ async def test_lines_wait_while_the_gateway_is_away_and_the_api_server_too(
         assert (batch.status, batch.request_counts.completed) == ("completed", 20)
 
 
+@pytest.mark.exhaustive
 async def test_it_runs_without_a_cluster_and_with_another_upstream(
     world: BatchSurroundings, tmp_path: Path
 ) -> None:
@@ -147,6 +150,7 @@ async def test_it_runs_without_a_cluster_and_with_another_upstream(
         assert not any("backlog" in name for name in await process.metrics())
 
 
+@pytest.mark.exhaustive
 async def test_a_cancelled_batch_ends(world: BatchSurroundings) -> None:
     process = await world.batch(BATCH_CONCURRENCY="4", BATCH_END_SECONDS="2").start().ready()
     async with process.client(world.keys["client"]) as client:
@@ -164,6 +168,7 @@ async def test_a_cancelled_batch_ends(world: BatchSurroundings) -> None:
         assert len(output) >= 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -190,6 +195,7 @@ async def test_what_cannot_work_does_not_start_and_says_why(
     assert process.tracebacks() == []
 
 
+@pytest.mark.exhaustive
 async def test_a_second_process_on_a_directory_that_is_not_shared_does_not_start(
     world: BatchSurroundings,
 ) -> None:

@@ -83,6 +83,7 @@ async def test_requests_continue_when_redis_is_killed_and_comes_back(world: Surr
     await world.at_rest(gateway)
 
 
+@pytest.mark.exhaustive
 async def test_requests_continue_when_redis_answers_nothing(world: Surroundings) -> None:
     """It accepts connections, which is worse than being away."""
     gateway = await world.start()
@@ -119,6 +120,7 @@ async def test_requests_continue_without_the_api_server(world: Surroundings) -> 
     assert gateway.tracebacks() == []
 
 
+@pytest.mark.exhaustive
 async def test_a_gateway_that_starts_without_the_api_server_serves_nobody(
     world: Surroundings,
 ) -> None:
@@ -167,6 +169,7 @@ async def test_kill_9_of_one_process_leaves_the_others_requests_alone(world: Sur
     assert second.tracebacks() == []
 
 
+@pytest.mark.exhaustive
 async def test_the_slots_of_a_killed_process_come_back(world: Surroundings) -> None:
     """By their lease: no process is left that could give them back."""
     key = world.add_key("two", **{client_keys.CONCURRENCY: "2"})
@@ -185,6 +188,7 @@ async def test_the_slots_of_a_killed_process_come_back(world: Surroundings) -> N
         await second.until(known, "the slots of the killed process are still taken")
 
 
+@pytest.mark.exhaustive
 async def test_a_key_revoked_during_its_stream_ends_it(world: Surroundings) -> None:
     """Visibly, and the service learns of it; streams of other keys continue."""
     key = world.add_key("leaver")
@@ -204,6 +208,7 @@ async def test_a_key_revoked_during_its_stream_ends_it(world: Surroundings) -> N
     await world.at_rest(gateway)
 
 
+@pytest.mark.exhaustive
 async def test_a_terminated_process_ends_its_streams_first(world: Surroundings) -> None:
     """New requests are refused or go nowhere, those that run end as they would have."""
     gateway = await world.start()

@@ -56,6 +56,7 @@ def sees(
     return asked
 
 
+@pytest.mark.exhaustive
 async def test_a_change_of_a_key_is_in_force_within_two_seconds(
     world: Surroundings, gateway: GatewayProcess
 ) -> None:
@@ -136,6 +137,7 @@ async def stream_of_a_key_that_ends(
     pytest.fail("the gateway never learned of the end of a key before it came")
 
 
+@pytest.mark.exhaustive
 async def test_a_key_that_expires_during_its_stream_ends_it(
     world: Surroundings, gateway: GatewayProcess
 ) -> None:
@@ -173,6 +175,7 @@ async def anonymous(world: Surroundings, gateway: GatewayProcess, **fields: str)
         return answer.status, told["error"].get("limit", "") if "error" in told else ""
 
 
+@pytest.mark.exhaustive
 async def test_in_anonymous_mode_all_clients_share_limits_and_see_every_service(
     world: Surroundings,
 ) -> None:

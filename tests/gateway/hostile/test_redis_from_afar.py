@@ -78,7 +78,10 @@ async def until_counted(world: Surroundings, gateway: GatewayProcess) -> None:
 
 @pytest.mark.parametrize(
     "delay_s",
-    [pytest.param(0.03, id="30ms-within-the-budget"), pytest.param(0.2, id="200ms-beyond-it")],
+    [
+        pytest.param(0.03, id="30ms-within-the-budget", marks=pytest.mark.exhaustive),
+        pytest.param(0.2, id="200ms-beyond-it"),
+    ],
 )
 async def test_requests_wait_little_for_a_slow_redis_and_share_again(
     world: Surroundings, delay_s: float
@@ -119,6 +122,7 @@ async def test_requests_wait_little_for_a_slow_redis_and_share_again(
         await world.at_rest(gateway)
 
 
+@pytest.mark.exhaustive
 async def test_limits_hold_while_redis_is_slow(world: Surroundings) -> None:
     """Those of this replica: running requests count, also the ones that Redis knows already."""
     key = world.add_key("two", concurrency="2")
@@ -149,6 +153,7 @@ def counted_names(server: RedisServer, password: str) -> list[str]:
         return [str(name) for name in client.scan_iter("fleetkeeper:limits:{client/*")]
 
 
+@pytest.mark.exhaustive
 async def test_redis_is_reached_by_tls_with_a_password_that_changes(
     world: Surroundings, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from fleetkeeper_gateway.http.bodies import BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.settings import ServeSettings
+from tests.support.lanes import examples
 
 TOTAL = 1000
 steps = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, TOTAL), st.booleans()))
@@ -41,6 +42,7 @@ def test_a_key_gets_half_and_the_next_one_half_of_the_rest() -> None:
         assert largest(budget, key) == 0
 
 
+@examples(100, guarded=True)
 @given(steps)
 def test_no_more_than_all_is_held_and_a_key_without_bodies_finds_room(
     given_steps: list[tuple[str, int, bool]],

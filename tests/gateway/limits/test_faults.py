@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from fleetkeeper_gateway.interfaces import Key, Limiter, LimitRefused
 from fleetkeeper_gateway.limits import LimitSettings
 from fleetkeeper_gateway.tiers import Tier
+from tests.support.lanes import keep_first
 from tests.support.limits_world import (
     BRIEF,
     PATIENT,
@@ -84,6 +85,7 @@ async def test_a_frozen_server_is_waited_for_once_and_is_asked_again_when_it_tha
     assert (await refused(another.limiter, demand_of(key))).limit == "concurrency"
 
 
+@pytest.mark.exhaustive
 async def test_no_request_waits_behind_a_call_that_may_take_longer(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -100,6 +102,7 @@ async def test_no_request_waits_behind_a_call_that_may_take_longer(
     assert replica.value("unsettled_total") == 1
 
 
+@pytest.mark.exhaustive
 async def test_a_busy_event_loop_is_not_taken_for_a_slow_server(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -115,6 +118,7 @@ async def test_a_busy_event_loop_is_not_taken_for_a_slow_server(
         assert client.get("fleetkeeper:limits:{team-a/standard}:requests") == "3"
 
 
+@pytest.mark.exhaustive
 async def test_what_a_frozen_server_takes_late_is_given_back(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -134,6 +138,7 @@ async def test_what_a_frozen_server_takes_late_is_given_back(
     await other.limiter.admit(demand_of(key, tokens=100))
 
 
+@pytest.mark.exhaustive
 async def test_what_a_frozen_server_takes_for_a_request_refused_here_is_given_back(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -168,7 +173,9 @@ async def test_a_full_server_makes_limits_local_until_it_has_room(
     await replica.until_shared()
 
 
-@pytest.mark.parametrize("limit", ["requests", "tokens", "concurrency"])
+@pytest.mark.parametrize(
+    "limit", keep_first(1, ["requests", "tokens", "concurrency"], pytest.mark.exhaustive)
+)
 async def test_every_kind_of_limit_notices_a_full_server(
     redis: RedisServer, replicas: Replicas, limit: str
 ) -> None:
@@ -216,6 +223,7 @@ async def test_a_killed_server_that_begins_empty_learns_scripts_and_running_requ
     await admitted(two.limiter, key, 2)
 
 
+@pytest.mark.exhaustive
 async def test_a_server_that_is_rolled_back_keeps_running_requests_and_frees_ended_ones(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -240,6 +248,7 @@ async def test_a_server_that_is_rolled_back_keeps_running_requests_and_frees_end
         await limiter.admit(demand_of(key))
 
 
+@pytest.mark.exhaustive
 async def test_a_server_that_forgot_the_scripts_is_told_them_in_the_same_request(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -257,6 +266,7 @@ async def test_a_server_that_forgot_the_scripts_is_told_them_in_the_same_request
     assert replica.value("redis_failures_total") == 0
 
 
+@pytest.mark.exhaustive
 async def test_an_idle_connection_that_the_server_closes_is_replaced(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -292,6 +302,7 @@ async def test_settling_without_a_server_raises_nothing_and_is_counted(
     assert replica.value("unsettled_total") == 2
 
 
+@pytest.mark.exhaustive
 async def test_limits_stay_exact_while_requests_come_during_faults(
     redis: RedisServer, replicas: Replicas
 ) -> None:

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.support.lanes import examples, keep_first
 from tests.support.usage_ledgers import (
     NOW,
     Ledger,
@@ -115,7 +116,9 @@ def lives(directory: Path, patch: pytest.MonkeyPatch, last: int, share: float) -
     return ended
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize(
+    "share", keep_first(1, [0.5, 0.0, 0.01, 0.99, 1.0], pytest.mark.exhaustive)
+)
 def test_a_crash_at_any_write_counts_nothing_twice_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
@@ -198,4 +201,4 @@ class Collecting(RuleBasedStateMachine):
 
 
 TestCollecting = Collecting.TestCase
-TestCollecting.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestCollecting.settings = settings(examples(40), stateful_step_count=25)

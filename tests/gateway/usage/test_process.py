@@ -169,6 +169,7 @@ async def test_a_process_that_is_killed_counts_nothing_twice(
     assert "Traceback" not in process.log.read_text()
 
 
+@pytest.mark.exhaustive
 async def test_health_metrics_and_mistakes(
     tmp_path: Path, api: ListWatchServer, keys: dict[str, str]
 ) -> None:

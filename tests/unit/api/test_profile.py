@@ -28,6 +28,7 @@ from fleetkeeper.api.profile import (
 from fleetkeeper.api.profile_errors import profile_errors
 from fleetkeeper.api.quantity import BadQuantity, canonical_quantity, parse_quantity
 from fleetkeeper.api.types import Accelerator, InferenceServiceSpec
+from tests.support.lanes import examples
 
 
 def profile(**change: Any) -> EngineProfile:
@@ -212,6 +213,7 @@ NUMBERS = st.decimals(0, 10**9, places=4, allow_nan=False).map(lambda d: f"{d.no
 SUFFIXES = st.sampled_from(["", "n", "u", "m", "k", "M", "Ki", "Mi", "Gi", "e3", "E-2"])
 
 
+@examples(100, guarded=True)
 @given(number=NUMBERS, suffix=SUFFIXES)
 def test_the_canonical_form_has_the_same_value_and_is_its_own_canonical_form(
     number: str, suffix: str

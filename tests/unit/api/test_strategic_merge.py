@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.api.strategic_merge import MERGE_KEYS, strategic_merge
+from tests.support.lanes import examples
 
 POD: dict[str, Any] = {
     "containers": [
@@ -106,6 +107,7 @@ NAMES = st.sampled_from(["a", "b", "c", "d"])
 ENTRIES = st.lists(NAMES, unique=True).map(lambda names: [{"name": name} for name in names])
 
 
+@examples(100, guarded=True)
 @given(original=ENTRIES, patch=ENTRIES)
 def test_a_merged_list_has_each_item_once_and_keeps_the_order(
     original: list[dict[str, str]], patch: list[dict[str, str]]

@@ -59,7 +59,9 @@ def test_constant_load_has_no_limit_cycle(rate: float, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cold_start_s", [60.0, 180.0, 300.0])
+@pytest.mark.parametrize(
+    "cold_start_s", keep_first(1, [60.0, 180.0, 300.0], pytest.mark.exhaustive)
+)
 def test_step_times_three(cold_start_s: float) -> None:
     """The first action comes within 15 s of a broken objective; it recovers; the load away, replicas go."""
 
@@ -84,7 +86,7 @@ def test_step_times_three(cold_start_s: float) -> None:
     assert_safe(record)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_long_cold_start_is_bridged_by_the_batch() -> None:
     """Two replicas carry 16 requests/s; at 20 a third starts for ten minutes. Meanwhile limits stay wide."""
     record = played(
@@ -126,7 +128,7 @@ def test_a_ramp_is_followed() -> None:
     assert_safe(record)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bursts_do_not_make_replicas_swing() -> None:
     """Every 5 minutes 20 s of four times the load."""
     record = played(
@@ -240,7 +242,7 @@ def test_with_prometheus_gone_the_pods_are_read_and_decisions_go_on() -> None:
     assert all(tick.decision.breakers.control.state is BreakerState.CLOSED for tick in during)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_any_prometheus_an_idle_fleet_goes_to_its_minimum() -> None:
     """Direct readings of every pod are evidence too, once they were whole for the delay; a gap starts it anew."""
     scenario = Case(
@@ -277,7 +279,7 @@ def overloaded(seconds: float, rate: float = 70.0, seed: int = 1) -> Record:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pods_that_never_come_are_not_requested_twice() -> None:
     """The allocation is bounded. Meanwhile tiers are shed, batch first and realtime never."""
     record = overloaded(1500)
@@ -294,7 +296,7 @@ def test_pods_that_never_come_are_not_requested_twice() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 7])
+@pytest.mark.parametrize("seed", keep_first(1, [1, 2, 7], pytest.mark.exhaustive))
 def test_an_overload_costs_neither_throughput_nor_batch_time(seed: int) -> None:
     """24 requests/s for what carries 16: those are served, realtime whole, and limits stay wide."""
     record = overloaded(1200, 24.0, seed)
@@ -333,7 +335,7 @@ def test_engines_that_refuse_puts_open_the_control_breaker_and_it_recovers() -> 
             assert after.replicas >= before.replicas
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_breakers_at_once() -> None:
     """Overload, and metrics lost in the middle of it: traffic is let in while blind, and all closes in the end."""
     record = played(
@@ -378,7 +380,7 @@ def test_realtime_is_protected_while_replicas_start() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", keep_first(1, [1, 2], pytest.mark.exhaustive))
 def test_refused_requests_order_a_replica(seed: int) -> None:
     """The load breaker empties the queue of an overloaded replica, which is no sign that it copes."""
     record = played(Case(600, lambda _: 9.0, SETTINGS, H100_70B, tiers=(0.2, 0.6, 0.2), seed=seed))
@@ -398,7 +400,7 @@ def test_same_scenario_same_record() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 7])
+@pytest.mark.parametrize("seed", keep_first(1, [1, 2, 7], pytest.mark.exhaustive))
 def test_the_limits_come_back_after_a_crowded_minute(seed: int) -> None:
     """Every step takes twice as long for a minute: limits fall with it, not to the floor, and return."""
     settings = replace(SETTINGS, min_replicas=2, max_replicas=2)

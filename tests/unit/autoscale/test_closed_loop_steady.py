@@ -8,6 +8,7 @@ import pytest
 
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.engine import H100_70B
+from tests.support.lanes import keep_first
 from tests.support.simulated import Case, Record, played
 
 SETTINGS = ControlSettings(max_replicas=8, scale_down_delay_s=300.0)
@@ -30,8 +31,10 @@ def code_completion(rate: float, seed: int) -> Record:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 7])
-@pytest.mark.parametrize(("rate", "attained"), [(0.5, 0.97), (2.6, 0.93)])
+@pytest.mark.parametrize("seed", keep_first(1, [1, 7], pytest.mark.exhaustive))
+@pytest.mark.parametrize(
+    ("rate", "attained"), [(0.5, 0.97), pytest.param(2.6, 0.93, marks=pytest.mark.exhaustive)]
+)
 def test_a_quiet_engine_keeps_its_sequences(rate: float, attained: float, seed: int) -> None:
     """Few run although prompts wait for one another. One replica carries even 2.6 requests/s."""
     record = code_completion(rate, seed)
@@ -45,8 +48,10 @@ def test_a_quiet_engine_keeps_its_sequences(rate: float, attained: float, seed: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rate", "replicas"), [(6.0, 1), (12.0, 2)])
-@pytest.mark.parametrize("seed", [1, 7])
+@pytest.mark.parametrize(
+    ("rate", "replicas"), [(6.0, 1), pytest.param(12.0, 2, marks=pytest.mark.exhaustive)]
+)
+@pytest.mark.parametrize("seed", keep_first(1, [1, 7], pytest.mark.exhaustive))
 def test_steady_chat_turns_at_most_once_an_hour(rate: float, replicas: int, seed: int) -> None:
     """1,000 + 200 tokens: replicas stay, limits settle, and the objective is attained."""
     record = played(Case(3600, lambda _: rate, SETTINGS, H100_70B, replicas=replicas, seed=seed))

@@ -110,7 +110,7 @@ wants_strategy = st.lists(
 
 
 @given(wants_strategy, st.none() | st.integers(0, 60), st.integers(0, 30), st.randoms())
-@examples(200)
+@examples(200, guarded=True)
 def test_allocations_never_exceed_wants_or_budgets(
     wants: list[Want], total: int | None, own: int, random: Random
 ) -> None:
@@ -133,7 +133,7 @@ def test_allocations_never_exceed_wants_or_budgets(
 
 
 @given(wants_strategy, st.integers(0, 60), st.integers(0, 20))
-@examples(100)
+@examples(100, guarded=True)
 def test_a_larger_budget_never_gives_fewer_in_all(wants: list[Want], total: int, more: int) -> None:
     """Monotone in the budget, for services of one accelerator a replica."""
     plain = [replace(want, gpus_per_replica=1) for want in wants]

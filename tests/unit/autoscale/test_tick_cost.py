@@ -67,7 +67,7 @@ def samples_of(body: str, now: float) -> dict[tuple[str, str], PodSample]:
     return dict(fan.reading().samples)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_tick_costs_a_fraction_of_a_core() -> None:
     """200 services with 2 pods each: JSON, fan-out, decisions, status; the least of five ticks."""
     memories = [ControlMemory() for _ in range(SERVICES)]

@@ -18,6 +18,8 @@ from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
 from fleetkeeper_steps.hardware import Hardware
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def part() -> Iterator[Callable[[str], ModuleType]]:

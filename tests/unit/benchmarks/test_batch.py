@@ -18,6 +18,8 @@ from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
 from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.load.schedule import Arrival
 
+pytestmark = pytest.mark.exhaustive
+
 Part = Callable[[str], ModuleType]
 GUARD_S = 120.0
 

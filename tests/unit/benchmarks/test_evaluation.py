@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.exhaustive
+
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "evaluation"
 
 

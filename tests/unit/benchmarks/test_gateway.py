@@ -14,6 +14,8 @@ import pytest
 
 from fleetkeeper_local.common.paths import REPOSITORY
 
+pytestmark = pytest.mark.exhaustive
+
 Part = Callable[[str], ModuleType]
 
 

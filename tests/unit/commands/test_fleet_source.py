@@ -12,9 +12,14 @@ import pytest
 
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper_local.control_plane.ports import free_ports
+from tests.support.lanes import keep_first
 
 
-@pytest.mark.parametrize("command", [["top", "--once"], ["top"], ["explain", "chat"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    keep_first(1, [["top", "--once"], ["top"], ["explain", "chat"]], pytest.mark.exhaustive),
+    ids=" ".join,
+)
 def test_an_api_server_that_is_away_is_one_line(tmp_path: Path, command: list[str]) -> None:
     """It names the server and the kubeconfig."""
     (port,) = free_ports(1)

@@ -266,6 +266,7 @@ def test_an_api_server_that_goes_away_in_the_middle_leaves_what_was_read(tmp_pat
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_bundle_of_nothing_is_a_failure(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     out = tmp_path / "b.tar.gz"
@@ -282,6 +283,7 @@ def test_a_bundle_of_nothing_is_a_failure(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kubeconfig"]
 
 
+@pytest.mark.exhaustive
 def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     out = tmp_path / "b.tar.gz"
     out.write_text("mine")

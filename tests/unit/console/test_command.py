@@ -58,7 +58,7 @@ def test_the_page_says_why_there_is_no_data_and_ctrl_c_stops_it(tmp_path: Path) 
         assert (process.returncode, out, err) == (0, "", "stopped\n")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_url_that_is_none_is_refused_and_not_repeated(tmp_path: Path) -> None:
     """It may hold a password."""
     with console(tmp_path, "--prometheus", "ftp://user:secret@prometheus") as process:
@@ -69,7 +69,7 @@ def test_a_url_that_is_none_is_refused_and_not_repeated(tmp_path: Path) -> None:
     assert "secret" not in err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

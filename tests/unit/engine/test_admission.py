@@ -102,7 +102,7 @@ def test_a_flood_of_realtime_does_not_starve_the_others() -> None:
     assert len(waits[Tier.BATCH]) >= 5
 
 
-@examples(60)
+@examples(60, guarded=True)
 @given(
     st.lists(st.tuples(TIERS, st.integers(1, 30)), min_size=1, max_size=60),
     st.integers(1, 32),
@@ -137,6 +137,7 @@ def test_every_request_is_released_within_a_bound(
     assert not left
 
 
+@examples(100, guarded=True)
 @given(
     st.lists(
         st.tuples(st.floats(0.0, 20.0), TIERS, st.integers(1, 6), st.integers(0, 3)),
@@ -334,6 +335,7 @@ _DOINGS = st.lists(
 )
 
 
+@examples(100, guarded=True)
 @given(_DOINGS)
 def test_what_is_counted_as_it_comes_and_goes_is_what_is_there(
     doings: list[tuple[str, Tier, int]],
@@ -369,6 +371,7 @@ def test_what_is_counted_as_it_comes_and_goes_is_what_is_there(
         assert queue.unfinished == len(waiting) + len(inside)
 
 
+@examples(100, guarded=True)
 @given(st.lists(TIERS, max_size=200))
 def test_every_arrival_has_one_outcome_in_the_end(tiers: list[Tier]) -> None:
     """Admitted, refused or cancelled: the outcomes add up to the arrivals."""

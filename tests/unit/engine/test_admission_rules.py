@@ -19,6 +19,7 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, ReleaseReason
 from fleetkeeper_engine.in_vllm.realtime_reserve import reserve_of
 from fleetkeeper_engine.shm.layout import Tier
+from tests.support.lanes import examples
 
 RULE = PriorityRule(standard_offset_us=0, batch_ageing_us=30_000_000)
 SECOND = 1_000_000
@@ -141,6 +142,7 @@ ROOMS = st.builds(
 HELD = st.tuples(*[st.integers(0, 40)] * 3)
 
 
+@examples(100, guarded=True)
 @given(HEADS, HELD, ROOMS, st.integers(1, 2 * 10**9))
 def test_a_release_stays_within_room_share_and_reserve(
     heads: tuple[Head | None, ...], held_by: tuple[int, int, int], room: Room, now_us: int
@@ -164,6 +166,7 @@ def test_a_release_stays_within_room_share_and_reserve(
         assert held_by[tier] + charged <= room.share(Tier.BATCH)
 
 
+@examples(100, guarded=True)
 @given(HEADS, ROOMS, st.integers(1, 2 * 10**9))
 def test_an_empty_engine_always_takes_something(
     heads: tuple[Head | None, ...], room: Room, now_us: int
@@ -173,6 +176,7 @@ def test_an_empty_engine_always_takes_something(
     assert (chosen is None) == (heads == (None, None, None))
 
 
+@examples(100, guarded=True)
 @given(st.sampled_from(Tier), st.integers(1, 40), HELD, ROOMS, st.integers(30 * SECOND, 2 * 10**9))
 def test_a_request_alone_is_decided_as_among_others(
     tier: Tier, sequences: int, held_by: tuple[int, int, int], room: Room, now_us: int

@@ -20,6 +20,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
 )
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
+from tests.support.lanes import keep_first
 
 STEP_S = 0.02
 MEAN_TOKENS = 16
@@ -106,7 +107,7 @@ GAPS = {"even": lambda _, rate: 1 / rate, "random": lambda dice, rate: dice.expo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [8, 16, 64])
+@pytest.mark.parametrize("limit", keep_first(1, [8, 16, 64], pytest.mark.exhaustive))
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("gaps", GAPS)
 def test_at_twice_the_capacity_realtime_waits_two_steps_at_most(

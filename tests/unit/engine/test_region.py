@@ -45,7 +45,6 @@ from fleetkeeper_engine.shm.layout import (
 )
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.shm.step_sums import products
-from tests.support.lanes import keep_first
 
 LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, HEARTBEAT, CAP, LOAD)
 _VALUES = {
@@ -290,9 +289,9 @@ def _write(path: str, started: Any, writes: int) -> None:
     os._exit(0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("writes", keep_first(1, (WRITES, MORE_WRITES), pytest.mark.exhaustive))
+@pytest.mark.parametrize("writes", [WRITES, MORE_WRITES])
 def test_a_million_operations_by_three_processes_tear_nothing(path: Path, writes: int) -> None:
     """As many raw and typed reads as writes, or more: each read is one write's, whole. A million with 500,000."""
     region = Region.create(path)

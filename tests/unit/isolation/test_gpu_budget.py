@@ -107,7 +107,7 @@ def assert_within(fleet: list[Running], budget: Budget, before: list[Running]) -
 
 
 @given(services, budgets, st.randoms())
-@examples(200)
+@examples(200, guarded=True)
 def test_looks_in_any_sequence_never_create_above_the_budget(
     fleet: list[Running], budget: Budget, random: Random
 ) -> None:
@@ -125,7 +125,7 @@ def test_looks_in_any_sequence_never_create_above_the_budget(
 
 
 @given(services, budgets, st.integers(0, 10), st.randoms())
-@examples(200)
+@examples(200, guarded=True)
 def test_orders_never_exceed_the_budget_whoever_states_a_want(
     fleet: list[Running], budget: Budget, silent: int, random: Random
 ) -> None:

@@ -77,7 +77,7 @@ async def test_probes_answer_and_the_child_runs_on_while_nobody_reads_the_output
     assert float(told) == output.dropped
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_a_log_record_never_waits_for_its_reader(pipe: tuple[int, int]) -> None:
     """Logging from the event loop, and the end of the process, take a full pipe as they find it."""
     logger, log = logging.getLogger("fleetkeeper.test"), Outlet(pipe[1], max_bytes=100_000)

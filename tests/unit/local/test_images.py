@@ -13,6 +13,8 @@ from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.images import builder
 from fleetkeeper_local.images.context import context_digest
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture
 def context(tmp_path: Path) -> Path:

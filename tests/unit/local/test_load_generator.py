@@ -18,6 +18,8 @@ from fleetkeeper_local.load.open_loop import Sample, prompt_of, run_open_loop
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
 from fleetkeeper_local.load.summary import quantile, summarise
 
+pytestmark = pytest.mark.exhaustive
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Start = Callable[[Handler], Awaitable[str]]
 

@@ -15,6 +15,8 @@ import pytest
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.images import oci
 
+pytestmark = pytest.mark.exhaustive
+
 needs_zstd = pytest.mark.skipif(shutil.which("zstd") is None, reason="zstd is not installed")
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from fleetkeeper_local.common import packages
 
+pytestmark = pytest.mark.exhaustive
+
 APT = """#!/bin/sh
 # An apt-get that fails beside another one, as the real one does, and installs one command.
 mkdir "$SCRATCH/busy" || { echo "Could not get lock" >&2; exit 100; }

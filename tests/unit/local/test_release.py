@@ -15,6 +15,8 @@ from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.release import checks, references, values
 
+pytestmark = pytest.mark.exhaustive
+
 CHANGELOG = """# Changelog
 ## Unreleased
 Soon.

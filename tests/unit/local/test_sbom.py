@@ -13,6 +13,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.release import sbom
 
+pytestmark = pytest.mark.exhaustive
+
 IMAGE = f"r.example.com:5000/x/fleetkeeper-engine@sha256:{'a' * 64}"
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 STATUS = b"""Package: libc6

@@ -24,6 +24,7 @@ from fleetkeeper.simulate.loads import Mix, poisson
 from fleetkeeper.simulate.outcome import Outcome
 from fleetkeeper.simulate.patterns import Pattern, rate_of
 from fleetkeeper.simulate.requests import Request
+from tests.support.lanes import keep_first
 
 SETTINGS = ControlSettings(max_replicas=8)
 LINE = Mix(1000.0, 200.0)
@@ -67,7 +68,7 @@ def added(outcome: Outcome) -> int:
     )
 
 
-@pytest.mark.parametrize("seed", [1, 7])
+@pytest.mark.parametrize("seed", keep_first(1, [1, 7], pytest.mark.exhaustive))
 def test_a_backlog_that_is_in_time_takes_no_replica(seed: int) -> None:
     """Half a replica is free for an hour and a half. The number is that of the same hours without it."""
     quiet, _ = run(scene(5400.0, seed=seed))
@@ -78,7 +79,7 @@ def test_a_backlog_that_is_in_time_takes_no_replica(seed: int) -> None:
     assert outcome.gpu_hours <= 1.02 * quiet.gpu_hours
 
 
-@pytest.mark.parametrize("seed", [1, 7])
+@pytest.mark.parametrize("seed", keep_first(1, [1, 7], pytest.mark.exhaustive))
 def test_a_deadline_adds_replicas_that_go_again(seed: int) -> None:
     """Without them it would be missed. Each comes once, and the fleet is small again after the end."""
     fixed = replace(SETTINGS, max_replicas=1)

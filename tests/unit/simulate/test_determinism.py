@@ -91,6 +91,7 @@ def test_the_compared_run_scales_sheds_and_loses_requests(played: Outcome) -> No
     assert played.total_lost > 0
 
 
+@pytest.mark.exhaustive
 def test_another_process_gives_the_same_figures(first: dict[str, str]) -> None:
     """Another seed of hashes orders sets in another way, and nothing depends on it."""
     expected = sha256(repr(first).encode()).hexdigest()

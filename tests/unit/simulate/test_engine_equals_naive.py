@@ -104,6 +104,7 @@ def played(spec: EngineSpec, arrivals: list[Arrival]) -> Pair:
     return pair
 
 
+@pytest.mark.exhaustive
 @given(SPECS, ARRIVALS)
 @examples(60)
 def test_times_blocks_counters_and_sums_are_those_of_single_steps(

@@ -20,6 +20,8 @@ from fleetkeeper_steps.costs import StepCosts
 from fleetkeeper_steps.running import BLOCK_TOKENS, steps_until
 from tests.support.lanes import examples
 
+pytestmark = pytest.mark.exhaustive
+
 T = 1000.0
 COSTS = StepCosts(0.003, 0.004, 2e-5, 5e-6, 4e-7, 1e-9, 1e-4)
 

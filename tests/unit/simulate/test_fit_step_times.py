@@ -38,7 +38,7 @@ def test_a_column_that_only_helps_with_a_negative_weight_gets_none() -> None:
     assert error == pytest.approx(2.0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @given(
     rows=st.lists(st.tuples(*[st.floats(0.1, 10)] * 4), min_size=4, max_size=12),
     weights=st.tuples(*[st.floats(0, 2)] * 3),

@@ -58,7 +58,7 @@ async def resets(world: World, kept: Path, choices: random.Random) -> None:
         world.redis.start()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_every_line_ends_with_one_result(world: World, tmp_path: Path, seed: int) -> None:
     queues = [await world.queue(f"process-{number}") for number in range(3)]

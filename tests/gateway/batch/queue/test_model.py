@@ -25,6 +25,7 @@ from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue
 from tests.gateway.batch.queue.test_resets import kept_by, set_back
 from tests.gateway.batch.queue.world import LEASE_S, World, until
+from tests.support.lanes import examples
 from tests.support.redis_server import RedisServer, redis_server
 
 T = TypeVar("T")
@@ -278,9 +279,8 @@ def test_every_line_gets_exactly_one_result(tmp_path: Path) -> None:
         run_state_machine_as_test(
             QueueMachine,
             settings=settings(
-                max_examples=30,
+                examples(30),
                 stateful_step_count=40,
-                deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )

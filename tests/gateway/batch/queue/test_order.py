@@ -10,6 +10,7 @@ import pytest
 
 from fleetkeeper_gateway.batch.interfaces import QueueDown, Taken
 from tests.gateway.batch.queue.world import GUARD_S, PATIENT, World, lines_of, numbers, until
+from tests.support.lanes import keep_first
 
 HOUR = 3600
 DAY = 86_400
@@ -41,7 +42,7 @@ async def test_each_model_has_its_own_slots(world: World) -> None:
     assert not await queue.take({"four": 7, "one": 0}, 0)
 
 
-@pytest.mark.parametrize("slots", [1, 5, 64])
+@pytest.mark.parametrize("slots", keep_first(1, [1, 5, 64], pytest.mark.exhaustive))
 async def test_many_small_batches_and_a_big_one_of_another_key_get_half_each(
     world: World, slots: int
 ) -> None:

@@ -17,6 +17,7 @@ from fleetkeeper_gateway.batch.queue.epochs import Claims, Patience
 from fleetkeeper_gateway.batch.queue.names import FENCE_BITS
 from fleetkeeper_gateway.batch.queue.server import ServerEpoch
 from tests.gateway.batch.queue.world import GUARD_S, PATIENT, World, batch_of, numbers, until
+from tests.support.lanes import keep_first
 from tests.support.redis_server import redis_server
 
 EPOCH = "fleetkeeper:batch:epoch"
@@ -37,7 +38,9 @@ async def everything_is_done_once(world: World, earlier: set[int], count: int) -
         assert sorted(map(int, world.done(record))) == list(range(count))
 
 
-@pytest.mark.parametrize("reset", ["killed", "emptied", "flushed"])
+@pytest.mark.parametrize(
+    "reset", keep_first(1, ["killed", "emptied", "flushed"], pytest.mark.exhaustive)
+)
 async def test_a_server_that_lost_everything_is_filled_from_the_store(
     world: World, reset: str
 ) -> None:
@@ -121,6 +124,7 @@ async def test_a_rollback_under_the_same_run_id_is_refused_by_the_scripts(world:
     await everything_is_done_once(world, {0, 1}, 10)
 
 
+@pytest.mark.exhaustive
 async def test_a_rollback_of_one_write_is_seen_however_much_others_wrote_since(
     world: World,
 ) -> None:
@@ -141,6 +145,7 @@ async def test_a_rollback_of_one_write_is_seen_however_much_others_wrote_since(
         await two.check()
 
 
+@pytest.mark.exhaustive
 async def test_the_check_finds_a_rollback_in_time(world: World) -> None:
     queue = await world.queue()
     earlier = kept_by(world)
@@ -150,6 +155,7 @@ async def test_the_check_finds_a_rollback_in_time(world: World) -> None:
     await world.until_reset(queue, rebuilds + 1)
 
 
+@pytest.mark.exhaustive
 async def test_a_process_that_starts_after_the_loss_does_not_wait_for_anybody(
     world: World,
 ) -> None:
@@ -179,6 +185,7 @@ async def test_another_process_goes_on_if_the_one_that_rebuilds_dies(world: Worl
     assert taken.fence > 3 << FENCE_BITS
 
 
+@pytest.mark.exhaustive
 async def test_a_process_that_rebuilds_for_long_shows_progress(world: World) -> None:
     queue = await world.queue()
     await world.submit(queue, 20)
@@ -219,6 +226,7 @@ def test_progress_renews_patience() -> None:
     assert found == [step * 20 >= 430 for step in range(40)]
 
 
+@pytest.mark.exhaustive
 async def test_redis_that_is_lost_again_in_a_rebuild_is_rebuilt_again(world: World) -> None:
     queue = await world.queue()
     record = await world.submit(queue, 1300)
@@ -243,6 +251,7 @@ async def test_redis_that_is_lost_again_in_a_rebuild_is_rebuilt_again(world: Wor
     await everything_is_done_once(world, set(range(600)), 1300)
 
 
+@pytest.mark.exhaustive
 async def test_a_store_that_fails_delays_the_rebuild(world: World) -> None:
     queue = await world.queue()
     record = await world.submit(queue, 5)
@@ -258,6 +267,7 @@ async def test_a_store_that_fails_delays_the_rebuild(world: World) -> None:
     await everything_is_done_once(world, set(), 5)
 
 
+@pytest.mark.exhaustive
 async def test_only_batches_that_have_lines_to_run_are_rebuilt(world: World) -> None:
     queue = await world.queue()
     waits = await world.submit(queue, 4)
@@ -287,6 +297,7 @@ async def test_only_batches_that_have_lines_to_run_are_rebuilt(world: World) -> 
     assert {each.batch for each in await world.drain(queue)} == {waits}
 
 
+@pytest.mark.exhaustive
 async def test_a_batch_that_cannot_be_read_does_not_hold_up_the_others(world: World) -> None:
     queue = await world.queue()
     damaged, whole = await world.submit(queue, 4), await world.submit(queue, 4)
@@ -306,6 +317,7 @@ async def test_a_batch_that_cannot_be_read_does_not_hold_up_the_others(world: Wo
     assert len(await world.drain(queue)) == 8
 
 
+@pytest.mark.exhaustive
 async def test_the_lowest_fence_counts_in_a_rebuild(world: World) -> None:
     queue = await world.queue()
     record = await world.submit(queue, 3)
@@ -325,6 +337,7 @@ async def test_the_lowest_fence_counts_in_a_rebuild(world: World) -> None:
     assert await queue.counts(record) == Counts(3, 1, 2)
 
 
+@pytest.mark.exhaustive
 async def test_fences_grow_even_if_the_store_lost_the_epochs(world: World) -> None:
     queue = await world.queue()
     record = await world.submit(queue, 3)
@@ -341,6 +354,7 @@ async def test_fences_grow_even_if_the_store_lost_the_epochs(world: World) -> No
     assert len(await world.finish(queue, taken)) == 2
 
 
+@pytest.mark.exhaustive
 async def test_limits_and_other_keys_stay(world: World) -> None:
     queue = await world.queue()
     await world.submit(queue, 3)
@@ -355,6 +369,7 @@ async def test_limits_and_other_keys_stay(world: World) -> None:
         assert client.get("fleetkeeper:batch:{batch_old}:done") is None
 
 
+@pytest.mark.exhaustive
 async def test_a_copy_of_the_server_is_not_used(world: World, tmp_path: Path) -> None:
     queue = await world.queue()
     record = await world.submit(queue, 3)
@@ -371,6 +386,7 @@ async def test_a_copy_of_the_server_is_not_used(world: World, tmp_path: Path) ->
     assert await queue.counts(record) == Counts(3, 3, 0)
 
 
+@pytest.mark.exhaustive
 async def test_a_full_server_takes_results_and_nothing_else(world: World) -> None:
     queue = await world.queue()
     record = await world.submit(queue, 100)

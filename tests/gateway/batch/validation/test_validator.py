@@ -20,6 +20,7 @@ from fleetkeeper_gateway.batch.validation.validator import ATTEMPTS, Validator
 from fleetkeeper_gateway.limits import estimate_tokens
 from tests.support.batch_api import CHAT, GUARD_S, jsonl, line, until
 from tests.support.batch_memory import MemoryFiles, MemoryObjects
+from tests.support.lanes import keep_first
 
 ESTIMATE = functools.partial(estimate_tokens, cap=1000)
 RECORD = BatchRecord("batch_1", "one", "file-1", CHAT, "24h", 1000, 2000)
@@ -130,7 +131,7 @@ async def test_too_many_lines_end_the_reading_early(world: World) -> None:
     assert validated.lines == 50_000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_the_largest_lines_fit_into_the_memory_of_the_process(world: World) -> None:
     """The process has a bound of its own, above which it dies: no line may come near it."""
     start = jsonl([line(1)])[:-3] + b', "x": '
@@ -180,13 +181,17 @@ async def test_a_process_that_dies_is_replaced(world: World, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "import os; os.kill(os.getpid(), 9)",
-        "raise SystemExit(3)",
-        "import sys; sys.stdin.buffer.read(); print('{}')",
-        "import sys; sys.stdin.buffer.read()",
-        "import sys; sys.stdin.buffer.read(); print('[1]')",
-    ],
+    keep_first(
+        1,
+        [
+            "import os; os.kill(os.getpid(), 9)",
+            "raise SystemExit(3)",
+            "import sys; sys.stdin.buffer.read(); print('{}')",
+            "import sys; sys.stdin.buffer.read()",
+            "import sys; sys.stdin.buffer.read(); print('[1]')",
+        ],
+        pytest.mark.exhaustive,
+    ),
     ids=["killed", "failed", "no findings", "silent", "other JSON"],
 )
 async def test_processes_that_all_die_fail_the_batch(

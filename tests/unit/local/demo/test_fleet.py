@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import ENGINE, Fleet
+
+pytestmark = pytest.mark.exhaustive
 
 POD = {
     "metadata": {"name": "chat-0", "uid": "1"},

@@ -30,6 +30,8 @@ from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival
 from tests.support.batch_api_server import KEY, BatchServer, batch_server
 
+pytestmark = pytest.mark.exhaustive
+
 IDS = [id_of(number) for number in range(LINES)]
 
 
