@@ -127,7 +127,7 @@ def test_a_grammar_that_compiles_for_long_is_no_hang(engine: RunningEngine) -> N
                 assert (block.blocked, sum(block.waiting), sum(block.running)) == (1, 1, 0)
                 max_stalled_s = max(max_stalled_s, eyes.shown()["fleetkeeper_stalled_seconds"])
             time.sleep(0.02)
-        assert asked.result().status_code == 200
+        assert asked.result().status_code == 200, asked.result().text
     assert blocked > 10, "the grammar took a while"
     assert max_stalled_s < 1.0
     assert engine.health("ready") == 200
