@@ -49,7 +49,7 @@ def assert_safe(record: Record, settings: ControlSettings = SETTINGS) -> None:
 
 
 @pytest.mark.parametrize("rate", keep_first(1, [1.0, 4.0, 12.0, 20.0], pytest.mark.slow))
-@pytest.mark.parametrize("seed", [1, 7])
+@pytest.mark.parametrize("seed", keep_first(1, [1, 7], pytest.mark.exhaustive))
 def test_constant_load_has_no_limit_cycle(rate: float, seed: int) -> None:
     """At most 6 changes of direction in an hour, and the objective is attained."""
     record = played(Case(2400, lambda _: rate, SETTINGS, H100_70B, replicas=2, seed=seed))
