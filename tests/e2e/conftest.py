@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
@@ -15,7 +14,6 @@ import pytest
 from fleetkeeper_local.common import packages
 from fleetkeeper_local.common.lock import machine_owner
 from fleetkeeper_local.common.paths import cache_dir
-from fleetkeeper_local.common.report import say
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.demo import waiting_work
 from fleetkeeper_local.demo.cluster import Cluster
@@ -27,7 +25,6 @@ from fleetkeeper_local.demo.installation import (
     ImageNames,
     Installation,
     desired_values,
-    ensure_namespace,
     push_images,
     put_model,
 )
@@ -36,7 +33,7 @@ from fleetkeeper_local.images import builder
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
 from tests.support.node_world import MachineState, Pods, machine_state, until
-from tests.support.service_world import SCALE_DOWN_DELAY_S, ordered, tiny, tracebacks
+from tests.support.service_world import ordered, service_fleet, simulated, tiny, tracebacks
 
 DATA = cache_dir() / "e2e-node"
 """In the cache: the next session finds its images there."""
@@ -118,24 +115,20 @@ def product(node: Node, images_ahead: Future[ImageNames]) -> Installation:
 
 
 @pytest.fixture(scope="session")
-def shared_fleet(product: Installation, node: Node) -> Iterator[Fleet]:
-    """The tiny model behind a router that keeps sessions together; tests take `fleet` or `pair`."""
-    tenant = "tenant-kept" if KEEP else f"tenant-{uuid.uuid4().hex[:6]}"
-    ensure_namespace(product.cluster, tenant)
-    put_model(product.cluster, node, tenant)
-    manifest = tiny(
-        replicas=1,
-        resources={"cpu": "800m"},
-        routing={"policy": "SessionAffinity"},
-        scaling={"maxReplicas": 2, "scaleDownDelaySeconds": SCALE_DOWN_DELAY_S},
-    )
-    fleet = Fleet(product.cluster, tenant, "tiny")
-    fleet.said = say
-    fleet.kubectl("apply", "-f", "-", given=json.dumps(manifest))
-    fleet.await_ready(1)
-    yield fleet
-    if not KEEP:
-        product.cluster.kubectl("delete", "namespace", tenant, "--wait=false", "--ignore-not-found")
+def shared_fleet(product: Installation) -> Iterator[Fleet]:
+    """Simulated engines behind a router that keeps sessions; tests take `fleet` or `pair`."""
+    with service_fleet(product, simulated()) as fleet:
+        fleet.await_ready(1)
+        yield fleet
+
+
+@pytest.fixture(scope="session")
+def vllm_fleet(product: Installation, node: Node) -> Iterator[Fleet]:
+    """The tiny model on a real vLLM, for modules that take it as their `shared_fleet`."""
+    with service_fleet(product, tiny(resources={"cpu": "800m"})) as fleet:
+        put_model(product.cluster, node, fleet.namespace)
+        fleet.await_ready(1)
+        yield fleet
 
 
 @pytest.fixture

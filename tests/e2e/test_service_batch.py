@@ -130,7 +130,7 @@ def test_what_is_killed_costs_a_batch_no_line(
     )
     _await_more(work, 20, "after Redis lost everything")
     (engine,) = fleet.pods("engine")
-    _kill(engine, "VLLM::EngineCore")
+    _kill(engine, "fleetkeeper_engine.simulated")
     fleet.until(
         lambda: all(
             pod.uid != engine.uid or pod.restarts > engine.restarts for pod in fleet.pods("engine")

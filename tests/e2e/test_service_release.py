@@ -28,10 +28,19 @@ from tests.support.service_world import (
     tiny,
 )
 
-pytestmark = pytest.mark.usefixtures("calm_operator")
+pytestmark = [
+    pytest.mark.exhaustive,  # builds a third set of images; tests/cluster/operator/test_upgrade.py keeps the promise
+    pytest.mark.usefixtures("calm_operator"),
+]
 
 EARLIER_PROFILE = f"{PROFILE.rpartition('-')[0]}-0"
 Values = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def shared_fleet(vllm_fleet: Fleet) -> Fleet:
+    """A real vLLM: the release before this one knows no simulated engines."""
+    return vllm_fleet
 
 
 @pytest.fixture(scope="module")

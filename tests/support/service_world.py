@@ -6,14 +6,17 @@ import json
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
 
+from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.cluster import Live
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts, pod_facts
-from fleetkeeper_local.demo.installation import TINY, Installation
+from fleetkeeper_local.demo.installation import SIMULATED, TINY, Installation, ensure_namespace
 from fleetkeeper_local.demo.traffic import Traffic
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
@@ -63,6 +66,51 @@ def complete(
     with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
         found: Live = json.load(answer)
     return found
+
+
+def simulated(**spec: Any) -> Live:
+    """The same service on simulated engines, which take a tenth of the memory and of a core."""
+    resources = {"cpu": "200m", "memory": "512Mi", "sharedMemory": "64Mi"}
+    return tiny(**{"engine": {"profile": SIMULATED}, "resources": resources, **spec})
+
+
+@contextmanager
+def service_fleet(product: Installation, manifest: Live) -> Iterator[Fleet]:
+    """A service in a namespace of its own, with one replica behind a router that keeps sessions.
+
+    The block awaits it: what its pods need may be put into the namespace first.
+    """
+    tenant = f"tenant-{uuid.uuid4().hex[:6]}"
+    ensure_namespace(product.cluster, tenant)
+    fleet = Fleet(product.cluster, tenant, manifest["metadata"]["name"])
+    fleet.said = say
+    spec = manifest["spec"]
+    spec["replicas"] = 1
+    spec["routing"] |= {"policy": "SessionAffinity"}
+    spec["scaling"] |= {"maxReplicas": 2, "scaleDownDelaySeconds": SCALE_DOWN_DELAY_S}
+    fleet.kubectl("apply", "-f", "-", given=json.dumps(manifest))
+    try:
+        yield fleet
+    finally:
+        product.cluster.kubectl("delete", "namespace", tenant, "--wait=false", "--ignore-not-found")
+
+
+def ask(fleet: Fleet, prompt: str, tokens: int) -> None:
+    """Complete a prompt and drop the answer."""
+    complete(fleet.base_url(), fleet.name, prompt=prompt, tokens=tokens)
+
+
+def route(fleet: Fleet, routing: dict[str, str]) -> None:
+    """Change the routing, and return when only routers with it are left."""
+    old = {pod.uid for pod in fleet.pods("router")}
+    fleet.change({"routing": routing})
+    fleet.until(
+        lambda: (
+            all(pod.ready and pod.uid not in old for pod in fleet.pods("router"))
+            and fleet.is_ready()
+        ),
+        "routers with the new policy",
+    )
 
 
 def ordered(fleet: Fleet, replicas: int) -> Fleet:
