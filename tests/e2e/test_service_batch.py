@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
-from fleetkeeper_local.demo.inject import processes_of
+from fleetkeeper_local.demo.inject import is_core, processes_of
 from fleetkeeper_local.demo.installation import Installation, desired_claim
 from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.node.node import Node
@@ -62,9 +62,9 @@ def _pod(product: Installation) -> PodFacts:
     return pod
 
 
-def _kill(pod: PodFacts, name: str) -> None:
-    pids = processes_of(pod.uid, lambda command: name in command)
-    assert pids, f"{pod.name} has no process {name}"
+def _kill(pod: PodFacts, wanted: Callable[[str], bool]) -> None:
+    pids = processes_of(pod.uid, wanted)
+    assert pids, f"{pod.name} has no such process"
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
@@ -118,7 +118,7 @@ def test_what_is_killed_costs_a_batch_no_line(
     work.submit()
     _await_more(work, 20, "before anything is killed")
     pod = _pod(kept)
-    _kill(pod, "fleetkeeper-gateway")
+    _kill(pod, lambda command: "fleetkeeper-gateway" in command)
     until(
         lambda: _pod(kept).restarts > pod.restarts and _pod(kept).ready,
         "the batch process serves again",
@@ -130,7 +130,7 @@ def test_what_is_killed_costs_a_batch_no_line(
     )
     _await_more(work, 20, "after Redis lost everything")
     (engine,) = fleet.pods("engine")
-    _kill(engine, "fleetkeeper_engine.simulated")
+    _kill(engine, is_core)
     fleet.until(
         lambda: all(
             pod.uid != engine.uid or pod.restarts > engine.restarts for pod in fleet.pods("engine")

@@ -38,6 +38,7 @@ from fleetkeeper_local.demo.record import (
     page,
 )
 from fleetkeeper_local.demo.recorder import Recorder
+from fleetkeeper_local.demo.scenario import SCENARIOS, EngineKind, Scenario
 from fleetkeeper_local.demo.show import Show
 from fleetkeeper_local.demo.stage import (
     GivenStage,
@@ -49,12 +50,10 @@ from fleetkeeper_local.demo.stage import (
 )
 from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.load.open_loop import Sample
-from fleetkeeper_local.load.schedule import Shape
 from fleetkeeper_local.node.flags import read_settings
 from fleetkeeper_local.node.node import Node
 
 TENANT = "fleetkeeper-demo"
-TITLE = "Fleetkeeper: a load surge and three faults"
 SHARE_RATIO = 0.3
 """First load relative to one replica's capacity: four times as much exceeds one, but not two.
 
@@ -82,6 +81,12 @@ def up(
             min=0.1,
         ),
     ] = None,
+    engines: Annotated[
+        EngineKind,
+        typer.Option(
+            help="vllm: a tiny model on CPU. simulated: a surge to twenty simulated H100 GPUs."
+        ),
+    ] = EngineKind.VLLM,
     tool: Tools = None,
     name: ToolsName = DEFAULT_NAME,
 ) -> None:
@@ -93,7 +98,7 @@ def up(
     """
     began = time.monotonic()
     try:
-        broken = _run(_stage(tool, name), out, rate, began)
+        broken = _run(_stage(tool, name), SCENARIOS[engines], out, rate, began)
     except LocalError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
@@ -157,13 +162,14 @@ def _stage(tool: Tool | None, name: str) -> Stage:
     return GivenStage(Cluster(Path(given)), Path(values))
 
 
-def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
+def _run(stage: Stage, scenario: Scenario, out: Path, rate: float | None, began: float) -> int:
     """Run the demo; return the number of failures that the frozen engine does not explain."""
-    installation = stage.install()
+    installation = stage.install(scenario.engines)
     ensure_namespace(stage.cluster, TENANT)
-    stage.put_model(TENANT)
-    say("kubectl apply -f examples/tiny.yaml")
-    fleet = apply_example(stage.cluster, TENANT)
+    if scenario.engines is EngineKind.VLLM:
+        stage.put_model(TENANT)
+    say(f"kubectl apply -f {scenario.example.relative_to(REPOSITORY)}")
+    fleet = apply_example(stage.cluster, TENANT, scenario.example, scenario.name)
     fleet.said = say
     fleet.pin(1)  # also if the measurement below is too much for one replica
     ready_s = time.monotonic() - began
@@ -174,9 +180,10 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
         Show(recorder) as show,
         _waiting_work(stage, fleet, out / "batch") as work,
     ):
-        capacity = _capacity(address, fleet.name)
+        capacity = _capacity(address, fleet.name, scenario)
         first = rate or SHARE_RATIO * capacity
-        play = Play(stage, installation, fleet, address, first, show.update, work=work)
+        parts = (stage, installation, fleet, address, first, show.update)
+        play = Play(*parts, work=work, scenario=scenario)
         play.run()
         end_s = time.time()
         samples = play.samples()
@@ -184,12 +191,18 @@ def _run(stage: Stage, out: Path, rate: float | None, began: float) -> int:
         gateway = _front_door(stage, fleet, address)
     figure = out / "demo.png"
     run = Run(
-        TITLE, play.start_s, end_s, play.spans, recorder.observations, recorder.decisions, samples
+        scenario.title,
+        play.start_s,
+        end_s,
+        play.spans,
+        recorder.observations,
+        recorder.decisions,
+        samples,
     )
     draw(run, figure)
     took_s = time.monotonic() - began
     text = page(
-        TITLE,
+        scenario.title,
         start_s=play.start_s,
         moments=merged(play.moments, _told(fleet, recorder, play.start_s)),
         samples=samples,
@@ -248,9 +261,9 @@ def _front_door(stage: Stage, fleet: Fleet, base_url: str) -> list[str]:
     return ["The gateway", "", *(f"  {line}" for line in lines), ""]
 
 
-def _capacity(address: str, model: str) -> float:
+def _capacity(address: str, model: str, scenario: Scenario) -> float:
     say("measuring the capacity of one replica")
-    capacity = measure_capacity(address, model, Shape())
+    capacity = measure_capacity(address, model, scenario.shape)
     say(f"one replica answers {capacity:.1f} requests/s")
     return capacity
 

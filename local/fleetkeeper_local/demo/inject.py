@@ -33,13 +33,18 @@ def processes_of(pod_uid: str, wanted: Callable[[str], bool]) -> list[int]:
     return found
 
 
+def is_core(command: str) -> bool:
+    """Return whether a command line is that of an engine's core: vLLM's, or a whole simulated engine."""
+    return command.startswith("VLLM::EngineCore") or "fleetkeeper_engine.simulated" in command
+
+
 def freeze_engine(pod: PodFacts) -> int:
-    """Stop the core of a pod's vLLM as a hang would: its port stays open. Return its pid.
+    """Stop the core of a pod's engine as a hang would: its port stays open. Return its pid.
 
     Raises:
         LocalError: the pod has no such process on this machine.
     """
-    cores = processes_of(pod.uid, lambda command: command.startswith("VLLM::EngineCore"))
+    cores = processes_of(pod.uid, is_core)
     if len(cores) != 1:
         raise LocalError(
             f"pod {pod.name} has {len(cores)} engine cores on this machine, expected one"
@@ -70,7 +75,7 @@ def slowed_engine(pod: PodFacts, cpus: float) -> Iterator[None]:
     Raises:
         LocalError: the pod has no engine core on this machine.
     """
-    cores = processes_of(pod.uid, lambda command: command.startswith("VLLM::EngineCore"))
+    cores = processes_of(pod.uid, is_core)
     if not cores:
         raise LocalError(f"pod {pod.name} has no engine core on this machine")
     quota = cpu_quota_file(Path(f"/proc/{cores[0]}/cgroup").read_text())

@@ -1,7 +1,7 @@
-"""The stages of the demo: load once, fourfold, once again; three faults; each ends with an event.
+"""The stages of the demo: load once, a surge, once again; three faults; each ends with an event.
 
-The factor relies on a measurement that a slow moment of the machine may spoil. If one replica
-carries the fourfold load, the load rises further until a second replica is created.
+The surge's factor relies on a measurement that a slow moment of the machine may spoil. While fewer
+replicas than the scenario's carry the load, it rises further.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from fleetkeeper_local.demo.figure import FAULT, LOAD, Span
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
 from fleetkeeper_local.demo.installation import Installation
 from fleetkeeper_local.demo.record import OURS, Frozen, Moment
+from fleetkeeper_local.demo.scenario import VLLM, Scenario
 from fleetkeeper_local.demo.stage import Stage
 from fleetkeeper_local.demo.traffic import Traffic, joined
 from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
-from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
+from fleetkeeper_local.load.schedule import Phase, plan_arrivals
 
 POLL_S = 1.0
 SEED = 20_240_607
@@ -28,11 +28,8 @@ QUIET_MIN_S, SURGE_MIN_S, LAST_MIN_S = 25.0, 45.0, 45.0
 UNPINNED_S = 20.0
 """Time in which most of the capacity measurement's load leaves the control loop's windows."""
 QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 360.0, 300.0
-SURGE: Final = (4.0, 5.0, 6.25, 8.0)
-"""Multiples of the first load. The next one follows if one replica carried the last for
-`SURGE_MIN_S`."""
 SETTLED_S = 10.0
-"""Time that the surge continues with two replicas."""
+"""Time that the surge continues with all replicas."""
 PROMETHEUS_GONE_S = 25.0
 KILLED_S = 2.0
 PATIENCE = Patience(attempts=100, max_wait_s=30.0, request_timeout_s=300.0, deadline_s=300.0)
@@ -61,6 +58,7 @@ class Play:
         on_progress: called about once per second, to show the progress.
         moments: the demo's actions, and their effects.
         work: a batch that is submitted before the surge; None without one.
+        scenario: the load.
     """
 
     stage: Stage
@@ -71,6 +69,7 @@ class Play:
     on_progress: Callable[[Play], None]
     moments: list[Moment] = field(default_factory=list)
     work: WaitingWork | None = None
+    scenario: Scenario = VLLM
     traffic: list[Traffic] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     frozen: PodFacts | None = None
@@ -79,7 +78,10 @@ class Play:
     ended_at_s: float | None = None
     phase: str = ""
     _prometheus_gone_at_s: float | None = None
-    _two_ready_since_s: float | None = None
+    _all_ready_since_s: float | None = None
+    _killed: bool = False
+    _engines: int = 0
+    _grown_at_s: float = 0.0
 
     @property
     def start_s(self) -> float:
@@ -129,21 +131,24 @@ class Play:
     # -- stages -------------------------------------------------------------------------------
 
     def _surge(self) -> None:
-        """Apply more load than one replica carries, until two have been ready for a while."""
+        """Apply more load than one replica carries, until the scenario's replicas have been ready for a while."""
         end_s = time.monotonic() + SURGE_MAX_S
-        for factor in SURGE:
-            carried = self._load(
+        surge = self.scenario.surge
+        kill = Act(10.0, self._kill_operators, self._has_grown)
+        for factor in surge:
+            self._engines, self._grown_at_s = len(self.fleet.engines()), time.monotonic()
+            stalled = self._load(
                 f"x{factor:g}",
                 factor,
                 SURGE_MIN_S,
                 self._has_settled,
                 end_s - time.monotonic(),
-                Act(10.0, self._kill_operators, self._has_two),
-                unless=self._has_one if factor < SURGE[-1] else None,
+                *([] if self._killed else [kill]),
+                unless=self._has_stalled if factor < surge[-1] else None,
             )
-            if not carried:
+            if not stalled:
                 return
-            self._note("no second replica was created: raising the load")
+            self._note(f"{self._engines} replicas carry the load: raising it")
 
     def _load(
         self,
@@ -163,7 +168,9 @@ class Play:
             True if it ended because of `unless`, which does not wait for acts.
         """
         rate = factor * self.rate_per_s
-        arrivals = plan_arrivals([Phase(name, max_s, rate)], Shape(), SEED + len(self.traffic))
+        arrivals = plan_arrivals(
+            [Phase(name, max_s, rate)], self.scenario.shape, SEED + len(self.traffic)
+        )
         traffic = Traffic(self.base_url, self.fleet.name, arrivals, PATIENCE).start()
         self.traffic.append(traffic)
         self.phase = name
@@ -194,23 +201,30 @@ class Play:
         """Return whether the control loop uses its replicas' reports, after their first minute."""
         return self.fleet.condition("MetricsAvailable").get("status") == "True"
 
-    def _has_one(self) -> bool:
-        return not self._has_two()
-
-    def _has_two(self) -> bool:
+    def _has_grown(self) -> bool:
         return len(self.fleet.engines()) >= 2
 
+    def _has_stalled(self) -> bool:
+        """Return whether the replicas are too few and have not become more for a stage's shortest time."""
+        now_s, engines = time.monotonic(), len(self.fleet.engines())
+        if engines > self._engines:
+            self._engines, self._grown_at_s = engines, now_s
+        return engines < self.scenario.replicas and now_s - self._grown_at_s >= SURGE_MIN_S
+
     def _has_two_ready(self) -> bool:
-        return sum(pod.ready for pod in self.fleet.engines()) >= 2
+        return self._ready() >= 2
+
+    def _ready(self) -> int:
+        return sum(pod.ready for pod in self.fleet.engines())
 
     def _has_settled(self) -> bool:
-        """Return whether two replicas have been ready for a while."""
-        if not self._has_two_ready():
-            self._two_ready_since_s = None
+        """Return whether all replicas have been ready for a while."""
+        if self._ready() < self.scenario.replicas:
+            self._all_ready_since_s = None
             return False
         now_s = time.monotonic()
-        self._two_ready_since_s = self._two_ready_since_s or now_s
-        return now_s - self._two_ready_since_s >= SETTLED_S
+        self._all_ready_since_s = self._all_ready_since_s or now_s
+        return now_s - self._all_ready_since_s >= SETTLED_S
 
     def _has_recovered(self) -> bool:
         """Return whether the frozen engine has ended, whoever noticed first."""
@@ -224,6 +238,7 @@ class Play:
 
     def _kill_operators(self) -> None:
         killed = self.stage.kill_operators(self.installation)
+        self._killed = True
         self._note(f"kill -9 of {killed} operator processes")
         now_s = time.time()
         self.spans.append(Span(now_s, now_s + KILLED_S, FAULT, "operators killed"))

@@ -27,13 +27,15 @@ from fleetkeeper_local.demo.installation import (
     install_on_node,
     put_model,
 )
+from fleetkeeper_local.demo.scenario import EngineKind
 from fleetkeeper_local.node.node import Node
 
 FREEZE = """
 import os, signal
 from pathlib import Path
 for folder in Path("/proc").iterdir():
-    if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(b"VLLM::EngineCore"):
+    command = (folder / "cmdline").read_bytes() if folder.name.isdigit() else b""
+    if command.startswith(b"VLLM::EngineCore") or b"fleetkeeper_engine.simulated" in command:
         os.kill(int(folder.name), signal.SIGSTOP)
 """
 SEED = "import sys; sys.path.insert(0, '/script'); import tiny_model; from pathlib import Path; tiny_model.write(Path('/models/tiny'))"
@@ -44,8 +46,8 @@ class Stage(Protocol):
 
     cluster: Cluster
 
-    def install(self) -> Installation:
-        """Install the product."""
+    def install(self, engines: EngineKind) -> Installation:
+        """Install the product with these engines."""
 
     def put_model(self, namespace: str) -> None:
         """Create the claim `models` with the tiny model in it."""
@@ -83,9 +85,9 @@ class LocalStage:
         self.node.up()
         self.cluster = Cluster(self.node.kubeconfig)
 
-    def install(self) -> Installation:
+    def install(self, engines: EngineKind) -> Installation:
         """Install images from this checkout, through the node's registry."""
-        return install_on_node(self.node)
+        return install_on_node(self.node, engines)
 
     def put_model(self, namespace: str) -> None:
         """Provide the model in a directory of this machine."""
@@ -132,8 +134,9 @@ class GivenStage:
     cluster: Cluster
     values: Path
 
-    def install(self) -> Installation:
-        """Install with the user's values."""
+    def install(self, engines: EngineKind) -> Installation:
+        """Install with the user's values, which have images for the engines."""
+        del engines
         installation = Installation(self.cluster, yaml.safe_load(self.values.read_text()) or {})
         say("installing the chart with Helm")
         installation.install()
