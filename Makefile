@@ -78,8 +78,8 @@ up: setup ## Start a real single-node Kubernetes on this machine (root)
 down: setup ## Remove that Kubernetes
 	@$(LOCAL) down
 
-demo: setup $(if $(CLUSTER),,setup-engine demo-programs) ## The whole product on real parts: install, load, faults, a page and a figure (CLUSTER=kind, k3d or minikube: there; DEMO_KUBECONFIG: on your cluster)
-	@$(BIN)/python -m fleetkeeper_local.demo up $(DEMO_CLUSTER)
+demo: setup $(if $(CLUSTER),,$(if $(ENGINE),,setup-engine) demo-programs) ## The whole product on real parts: install, load, faults, a page and a figure (ENGINE=simulated: twenty simulated H100; CLUSTER=kind, k3d or minikube: there; DEMO_KUBECONFIG: on your cluster)
+	@$(BIN)/python -m fleetkeeper_local.demo up $(if $(ENGINE),--engines $(ENGINE)) $(DEMO_CLUSTER)
 
 demo-down: setup ## Remove what the demo made
 	@$(BIN)/python -m fleetkeeper_local.demo down $(DEMO_CLUSTER)

@@ -22,6 +22,7 @@ from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import (
     BATCH,
     GATEWAY,
+    SIMULATED_PROFILE,
     ImageNames,
     Installation,
     desired_values,
@@ -37,6 +38,8 @@ from tests.support.service_world import ordered, service_fleet, simulated, tiny,
 
 DATA = cache_dir() / "e2e-node"
 """In the cache: the next session finds its images there."""
+SIMULATED_SPEED = 0.25
+"""Of one H100: as slow as the tiny model on a core, so that work lasts until a fault meets it."""
 KEEP = os.environ.get("FLEETKEEPER_E2E_KEEP") == "1"
 """By hand: use a node that runs, and leave it running."""
 
@@ -108,8 +111,9 @@ def images_ahead(
 @pytest.fixture(scope="session")
 def product(node: Node, images_ahead: Future[ImageNames]) -> Installation:
     """Fleetkeeper installed on the node by Helm: images built, chart, operator ready."""
-    names = images_ahead.result()
-    installation = Installation(Cluster(node.kubeconfig), desired_values(names, node))
+    values = desired_values(images_ahead.result(), node)
+    values["engineProfiles"][SIMULATED_PROFILE]["simulation"] = {"speed": SIMULATED_SPEED}
+    installation = Installation(Cluster(node.kubeconfig), values)
     installation.install()
     return installation
 

@@ -14,7 +14,7 @@ from fleetkeeper.reconcile.manifests.control_config import POLICY_FILE
 from fleetkeeper.reconcile.manifests.engine_document import KEYS_DIR
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import kill_operators
-from fleetkeeper_local.demo.installation import PROFILE, Installation
+from fleetkeeper_local.demo.installation import SIMULATED_PROFILE, Installation
 from tests.support.lanes import keep_first
 from tests.support.service_world import (
     await_leader,
@@ -75,7 +75,7 @@ def refused_for_full_queues(fleet: Fleet, tier: str) -> set[int]:
 
     def limit() -> int | None:
         try:
-            complete(url, fleet.name, tokens=48, **{"X-Inference-Tier": tier})
+            complete(url, fleet.name, tokens=48, logprobs=None, **{"X-Inference-Tier": tier})
         except urllib.error.HTTPError as refused:
             error = json.load(refused)["error"]
             return error["limit"] if error["code"] == "queue_full" else None
@@ -112,7 +112,7 @@ def test_an_operator_upgrade_with_a_new_engine_profile_restarts_nothing(
     """N to N+1 by Helm: the service stays on its profile and says that a newer one is there."""
     before = [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]]
     old = product.values
-    newer = f"{PROFILE.rpartition('-')[0]}-2"
+    newer = f"{SIMULATED_PROFILE.rpartition('-')[0]}-2"
     values = {
         **old,
         "podAnnotations": {"release": "next"},
@@ -123,11 +123,12 @@ def test_an_operator_upgrade_with_a_new_engine_profile_restarts_nothing(
                 "vllmVersion": "0.32.0",
                 "contract": 1,
                 "delivery": "baked",
-                "image": old["engineProfiles"][PROFILE]["image"],
-                "resources": {"cpu": "4", "memory": "16Gi", "sharedMemory": "1Gi"},
+                "simulated": True,
+                "resources": {"cpu": "50m", "memory": "256Mi", "sharedMemory": "64Mi"},
+                **old["engineProfiles"][SIMULATED_PROFILE],
             },
         },
-        "engineAliases": {"cpu": newer},
+        "engineAliases": {"simulated": newer},
     }
     with steady(fleet, 3.0, seed=8) as traffic:
         product.install(values)
@@ -140,4 +141,4 @@ def test_an_operator_upgrade_with_a_new_engine_profile_restarts_nothing(
         )
     assert failures(traffic.samples) == []
     assert [pod.identity for pod in [*fleet.engines(), *fleet.pods("router")]] == before
-    assert fleet.status()["engine"]["profile"] == PROFILE
+    assert fleet.status()["engine"]["profile"] == SIMULATED_PROFILE

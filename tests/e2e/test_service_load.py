@@ -39,7 +39,9 @@ def test_sessions_stick_to_their_replica(pair: Fleet) -> None:
     for session in range(8):
         before = requests_served(pair)
         for _ in range(4):
-            complete(url, pair.name, tokens=2, **{"X-Session-ID": f"session-{session}"})
+            complete(
+                url, pair.name, tokens=2, logprobs=None, **{"X-Session-ID": f"session-{session}"}
+            )
         after = requests_served(pair)
         gained = {name: after[name] - before[name] for name in after if after[name] > before[name]}
         assert list(gained.values()) == [4], (session, gained)

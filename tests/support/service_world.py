@@ -16,7 +16,7 @@ import yaml
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.cluster import Live
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts, pod_facts
-from fleetkeeper_local.demo.installation import SIMULATED, TINY, Installation, ensure_namespace
+from fleetkeeper_local.demo.installation import TINY, Installation, ensure_namespace
 from fleetkeeper_local.demo.traffic import Traffic
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
@@ -71,7 +71,7 @@ def complete(
 def simulated(**spec: Any) -> Live:
     """The same service on simulated engines, which take a tenth of the memory and of a core."""
     resources = {"cpu": "200m", "memory": "512Mi", "sharedMemory": "64Mi"}
-    return tiny(**{"engine": {"profile": SIMULATED}, "resources": resources, **spec})
+    return tiny(**{"engine": {"profile": "simulated"}, "resources": resources, **spec})
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from fleetkeeper_local.common.report import say
 from fleetkeeper_local.common.shell import run
 from fleetkeeper_local.demo.cluster import CHART, Cluster, CommandError, Live
 from fleetkeeper_local.demo.fleet import Fleet
+from fleetkeeper_local.demo.scenario import EngineKind
 from fleetkeeper_local.images import builder
 from fleetkeeper_local.node.node import Node
 
@@ -24,6 +25,7 @@ GATEWAY = "fleetkeeper-gateway"
 BATCH = f"{GATEWAY}-batch"
 PROFILE = "cpu-0.32.0-1"
 SIMULATED_PROFILE = "simulated-0.32.0-1"
+ENGINE_IMAGES = {EngineKind.VLLM: "engine", EngineKind.SIMULATED: "simulated"}
 MODEL_CLAIM = "models"
 TINY = REPOSITORY / "examples" / "tiny.yaml"
 OPERATOR_SELECTOR = "app.kubernetes.io/name=fleetkeeper,app.kubernetes.io/component=operator"
@@ -36,6 +38,7 @@ class ImageNames:
 
     operator: str
     engine: str
+    """Empty: services cannot use vLLM on CPU."""
     router: str
     gateway: str = ""
     """Empty: the chart is installed without a gateway."""
@@ -137,11 +140,16 @@ class Installation:
         return f"{pods}\n" + "\n".join(events.splitlines()[-12:])
 
 
-def push_images(node: Node) -> ImageNames:
-    """Build the images (unchanged ones come from the cache) and push them to the node."""
+def push_images(node: Node, engines: Collection[EngineKind] = tuple(EngineKind)) -> ImageNames:
+    """Build the images (unchanged ones come from the cache) and push them to the node.
+
+    `engines`: those that services may use; images of others are not built.
+    """
     port = node.settings.registry_port
+    unused = {ENGINE_IMAGES[kind] for kind in EngineKind if kind not in engines}
+    names = (found.name for found in fields(ImageNames))
     return ImageNames(
-        **{found.name: builder.build(found.name).push(port) for found in fields(ImageNames)}
+        **{name: "" if name in unused else builder.build(name).push(port) for name in names}
     )
 
 
@@ -152,8 +160,10 @@ def product_values(names: ImageNames) -> dict[str, Any]:
         "image": {"repository": repository, "tag": tag},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         "router": {"image": names.router, "cpu": "50m", "memory": "512Mi"},
-        "engineProfiles": {PROFILE: {"image": names.engine}},
+        "engineProfiles": {},
     }
+    if names.engine:
+        values["engineProfiles"][PROFILE] = {"image": names.engine}
     if names.simulated:
         values["simulatedEngines"] = True
         values["engineProfiles"][SIMULATED_PROFILE] = {"image": names.simulated}
@@ -257,11 +267,11 @@ def apply_example(cluster: Cluster, namespace: str, file: Path = TINY, name: str
     return Fleet(cluster, namespace, name)
 
 
-def install_on_node(node: Node) -> Installation:
+def install_on_node(node: Node, engines: EngineKind) -> Installation:
     """Install the whole product on a running node: images, chart, operator ready."""
     cluster = Cluster(node.kubeconfig)
     say("building and pushing the images (unchanged ones take a second)")
-    names = push_images(node)
+    names = push_images(node, [engines])
     installation = Installation(cluster, desired_values(names, node))
     say("installing the chart with Helm")
     installation.install()
