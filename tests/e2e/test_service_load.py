@@ -14,6 +14,7 @@ from tests.support.service_world import (
     SCALE_DOWN_DELAY_S,
     ask,
     await_measured,
+    await_routed,
     complete,
     failures,
     requests_served,
@@ -34,6 +35,7 @@ LOST_S = DIRECT_WHOLE_S + SCALE_DOWN_DELAY_S + 30.0
 
 def test_sessions_stick_to_their_replica(pair: Fleet) -> None:
     """Each session's requests all reach one replica, and sessions spread over both."""
+    await_routed(pair)
     homes = set()
     url = pair.base_url()
     for session in range(8):

@@ -204,6 +204,18 @@ def requests_served(fleet: Fleet) -> dict[str, float]:
     }
 
 
+def await_routed(fleet: Fleet) -> None:
+    """Return when the router sends requests to every replica: it learns of a new one after Kubernetes."""
+    url, before = fleet.base_url(), requests_served(fleet)
+
+    def are_all_used() -> bool:
+        session = {"X-Session-ID": uuid.uuid4().hex}
+        complete(url, fleet.name, tokens=1, logprobs=None, **session)
+        return all(count > before.get(name, 0) for name, count in requests_served(fleet).items())
+
+    fleet.until(are_all_used, "requests at every replica")
+
+
 def limits(pod: PodFacts) -> dict[str, tuple[int, int]]:
     """Sequences and tokens of a step at an engine: wanted, effective, floor, ceiling."""
     seen = metrics(pod)
