@@ -18,6 +18,7 @@ import text_catalogue
 from fleetkeeper.api.schema import crd, reference
 from fleetkeeper_engine import exit_codes, spec
 from fleetkeeper_engine.supervisor.control_api import metric_table
+from lanes import promises
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,6 +44,7 @@ GENERATORS: list[Callable[[], dict[str, str]]] = [
     spec.contract_files,
     exit_codes.contract_files,
     metric_table.contract_files,
+    promises.generated_files,
 ]
 
 

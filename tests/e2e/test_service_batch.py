@@ -25,7 +25,7 @@ CONCURRENCY = 16
 END_GUARD_S = 600.0
 """For lines: seconds, unless the machine is busy."""
 
-pytestmark = pytest.mark.usefixtures("calm_operator")
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("calm_operator")]
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,7 @@ def test_an_upgrade_costs_a_running_batch_nothing(
     _assert_all_done(work)
 
 
+@pytest.mark.promise("batch-one-result")
 def test_what_is_killed_costs_a_batch_no_line(
     kept: Installation, shared_fleet: Fleet, work: WaitingWork
 ) -> None:

@@ -24,7 +24,7 @@ from tests.support.service_world import (
     steady,
 )
 
-pytestmark = pytest.mark.usefixtures("calm_operator")
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("calm_operator")]
 
 KILLS, MORE_KILLS = 4, 20
 AT_ONCE = 44
@@ -86,6 +86,7 @@ def refused_for_full_queues(fleet: Fleet, tier: str) -> set[int]:
         return {found for one in asked if (found := one.result()) is not None}
 
 
+@pytest.mark.promise("operator-outage")
 @pytest.mark.parametrize("kills", keep_first(1, (KILLS, MORE_KILLS), pytest.mark.exhaustive))
 def test_operators_killed_at_random_moments_under_load_cost_nothing(
     fleet: Fleet, product: Installation, kills: int

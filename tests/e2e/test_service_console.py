@@ -24,6 +24,7 @@ def chromium() -> None:
     ensure_chromium()
 
 
+@pytest.mark.promise("console-rights")
 async def test_the_console_shows_a_real_service_and_its_last_hour(
     chromium: None, node: Node, product: Installation, fleet: Fleet, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ for address in sys.argv[1:]:
     print(address, status)
 """
 
-pytestmark = pytest.mark.usefixtures("calm_operator")
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("calm_operator")]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,7 @@ def test_a_key_of_another_namespace_sees_nothing(closed_fleet: Fleet, door: Fron
     assert refused.body["error"]["code"] == unknown.body["error"]["code"]
 
 
+@pytest.mark.promise("gateway-only")
 def test_nobody_gets_around_the_gateway(
     closed_fleet: Fleet, door: FrontDoor, pods: Pods, python_image: str
 ) -> None:
@@ -140,6 +141,7 @@ def _stop_operators(product: Installation, survivor: PodFacts) -> Callable[[], N
     return back
 
 
+@pytest.mark.promise("usage")
 @pytest.mark.parametrize("fault", [_kill_the_other, _delete_redis, _stop_operators])
 def test_requests_continue_beside_a_fault_and_are_counted(
     closed_fleet: Fleet,

@@ -32,7 +32,7 @@ IN_FORCE_S = 2.0
 ANONYMOUS_BATCH = 5
 """Requests of the tier batch a minute, of all clients without a key."""
 
-pytestmark = pytest.mark.usefixtures("calm_operator")
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("calm_operator")]
 
 
 @pytest.fixture(scope="module")

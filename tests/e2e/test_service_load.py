@@ -23,7 +23,7 @@ from tests.support.service_world import (
     steady,
 )
 
-pytestmark = pytest.mark.usefixtures("calm_operator")
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("calm_operator")]
 
 LIGHT_PER_S = 2.0
 """Of short answers: one replica is bored."""
@@ -76,6 +76,7 @@ def test_prompts_with_the_same_beginning_stay_on_one_replica(pair: Fleet) -> Non
     assert [pod.identity for pod in pair.engines()] == before
 
 
+@pytest.mark.promise("missing-measurements", "not-in-path", "measurement-outage")
 def test_a_lost_prometheus_takes_no_replica_away_and_its_return_lets_them_fall(
     pair: Fleet, node: Node
 ) -> None:

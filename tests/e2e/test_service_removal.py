@@ -11,11 +11,12 @@ from fleetkeeper_local.demo.installation import Installation
 from tests.support.node_world import until
 from tests.support.service_world import await_operators, failures, steady, tracebacks
 
-pytestmark = pytest.mark.usefixtures("calm_operator")
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("calm_operator")]
 
 CRD = "customresourcedefinition/inferenceservices.fleetkeeper.io"
 
 
+@pytest.mark.promise("operator-outage", "not-in-path")
 def test_an_uninstalled_operator_leaves_services_serving_and_can_come_back(
     fleet: Fleet, product: Installation
 ) -> None:

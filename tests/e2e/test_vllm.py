@@ -95,6 +95,7 @@ def test_memory_stays_within_the_cap_and_the_peak_is_reported(fleet: Fleet) -> N
     assert fleet.condition("MemoryWithinCap")["status"] == "True"
 
 
+@pytest.mark.promise("live-limits")
 def test_batch_limits_change_in_running_engines(fleet: Fleet) -> None:
     """By signed orders under load, seen at the engine's control port: no restart, no request lost.
 
@@ -181,6 +182,7 @@ def test_a_bad_roll_out_leaves_the_old_pods_serving_and_says_why(fleet: Fleet) -
     assert [pod.identity for pod in fleet.engines()] == before
 
 
+@pytest.mark.promise("waits-replicas")
 def test_load_raises_replicas(fleet: Fleet) -> None:
     """More than one replica carries: the loop orders another, says why, and it takes its share."""
     await_measured(fleet)

@@ -67,6 +67,7 @@ def code(response: requests.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
+@pytest.mark.promise("gateway-only", "grants", "grant-demanded", "grant-once")
 def test_only_a_fresh_grant_for_this_service_passes_and_only_once(
     open_again: RunningEngine,
 ) -> None:
@@ -105,6 +106,7 @@ def test_only_a_fresh_grant_for_this_service_passes_and_only_once(
     assert grant not in engine.log
 
 
+@pytest.mark.promise("grant-once")
 def test_one_grant_sent_many_times_at_once_is_served_once(open_again: RunningEngine) -> None:
     engine = open_again
     put(engine, grants_text(KEY))
@@ -114,6 +116,7 @@ def test_one_grant_sent_many_times_at_once_is_served_once(open_again: RunningEng
     assert Counter(answer.status_code for answer in answers) == {200: 1, 401: 31}
 
 
+@pytest.mark.promise("grants", "grant-identity")
 def test_the_tier_is_that_of_the_grant(open_again: RunningEngine) -> None:
     """The header may be anybody's."""
     engine = open_again
@@ -213,6 +216,7 @@ def file_text(files: dict[str, str], *, demanded: bool = True) -> str:
     return json.dumps({"demanded": demanded, "service": SERVICE, "keys": keys})
 
 
+@pytest.mark.promise("signing-keys")
 def test_keys_rotate_twice_under_load_without_a_failed_request(
     open_again: RunningEngine, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_logprobs_are_compiled_before_the_engine_is_ready(start: StartEngine) ->
     assert set((engine.directory / COMPILED).rglob("*")) == compiled
 
 
+@pytest.mark.promise("bounded-requests")
 def test_a_hostile_client_gets_no_5xx_ends_no_engine_and_leaves_no_memory(
     engine: RunningEngine,
 ) -> None:

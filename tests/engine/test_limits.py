@@ -38,6 +38,7 @@ def engine(request: pytest.FixtureRequest) -> InsideEngine:
     return found
 
 
+@pytest.mark.promise("live-limits")
 async def test_two_hundred_changes_under_64_streams_are_read_at_once_and_kill_nothing(
     engine: InsideEngine,
 ) -> None:
@@ -135,6 +136,7 @@ async def test_a_lower_limit_drains_and_a_higher_one_fills(engine: InsideEngine)
         await asyncio.gather(*tasks)
 
 
+@pytest.mark.promise("limits-lease", "start-up-limits")
 async def test_an_ended_lease_returns_start_up_values_notch_by_notch(engine: InsideEngine) -> None:
     """Read from the engine 0, 6, 15, 27 and 31 s after the end: rising, at last the start-up values."""
     seen = []

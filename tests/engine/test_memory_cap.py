@@ -35,6 +35,7 @@ def test_a_pod_of_2_gib_is_refused_with_the_sum(start: StartEngine) -> None:
     assert time.monotonic() - began < 30, "refused before vLLM was started"
 
 
+@pytest.mark.promise("memory-cap", "neighbor-memory")
 def test_a_pod_of_4_gib_stays_within_80_percent_under_full_load(engine: RunningEngine) -> None:
     """Pods of 3 and 6 GiB are looked at in test_drain.py."""
     full_load(engine)
@@ -49,6 +50,7 @@ def hold_memory(size: int, group: str, held: Event, release: Event) -> None:
     release.wait(120)
 
 
+@pytest.mark.promise("memory-cap")
 def test_above_the_cap_new_sequences_stop_and_come_back_below_it(engine: RunningEngine) -> None:
     """Another process of the pod takes memory: told within 15 s; what runs ends; then all is well again."""
     if engine.cgroup is None:

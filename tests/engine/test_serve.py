@@ -124,6 +124,7 @@ def test_a_limits_request_is_in_force_while_requests_run(engine: RunningEngine) 
         assert set().union(*(client.result() for client in clients)) == {200}
 
 
+@pytest.mark.promise("limits-lease")
 @pytest.mark.exhaustive
 def test_when_the_lease_ends_limits_return_notch_by_notch(engine: RunningEngine) -> None:
     assert engine.put_limits(4, 512, lease_s=1).status_code == 200
@@ -163,6 +164,7 @@ def test_limits_requests_outside_the_range_or_older_are_refused(engine: RunningE
     assert refused.json()["generation"] == engine.generation
 
 
+@pytest.mark.promise("signed-limits", "limits-tokens")
 def test_without_a_valid_token_nothing_is_set_or_returned(
     engine: RunningEngine, tmp_path: Path
 ) -> None:

@@ -150,6 +150,7 @@ async def test_batch_alone_gets_everything(engine: InsideEngine) -> None:
         await asyncio.gather(*tasks)
 
 
+@pytest.mark.promise("urgent-first")
 async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch_keeps_its_floor(
     engine: InsideEngine,
 ) -> None:
@@ -182,6 +183,7 @@ async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch
     assert found.statuses[Tier.STANDARD][200] >= 0.3 * done
 
 
+@pytest.mark.promise("own-priority")
 async def test_a_flood_of_realtime_starves_nobody(engine: InsideEngine) -> None:
     """Realtime always waits; one standard and one batch request still end (ageing time 3 s)."""
     over = False
@@ -205,6 +207,7 @@ async def test_a_flood_of_realtime_starves_nobody(engine: InsideEngine) -> None:
     assert [answer.tokens for answer in answers] == [4, 4]
 
 
+@pytest.mark.promise("own-priority")
 async def test_a_full_queue_answers_429_at_once_and_says_when_to_come_back(
     engine: InsideEngine,
 ) -> None:
@@ -317,6 +320,7 @@ async def test_a_drain_ends_whole_and_late_streams_end_at_a_frame(engine: Inside
     assert {answer.tokens for answer in left} == {0}
 
 
+@pytest.mark.promise("engine-port")
 async def test_unknown_tiers_and_paths_are_refused(engine: InsideEngine) -> None:
     """400 for a tier that is none; 404 for every path that is not on the list."""
     async with client() as session:

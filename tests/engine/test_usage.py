@@ -231,6 +231,7 @@ async def settled(bench: Bench) -> tuple[Head, list[Entry], Tokens, int]:
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.promise("usage")
 async def test_the_ledger_equals_the_engines_own_counters(bench: Bench) -> None:
     """300 random requests: streamed or whole, n > 1, several prompts, refused ones, clients that hang up."""
     async with load(bench, random.Random(19), REQUESTS):
@@ -251,6 +252,7 @@ async def test_the_ledger_equals_the_engines_own_counters(bench: Bench) -> None:
     assert aborted > 10
 
 
+@pytest.mark.promise("usage")
 async def test_each_attempt_has_one_entry_with_what_its_client_was_told(bench: Bench) -> None:
     """vLLM tells the prompt of n answers once and reads it n times; the ledger counts what was read."""
     async with load(bench, random.Random(20), 40):

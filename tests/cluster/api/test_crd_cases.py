@@ -108,6 +108,7 @@ def test_the_server_fills_in_the_defaults_that_the_operator_fills_in(
     )
 
 
+@pytest.mark.promise("variables-by-name")
 @pytest.mark.parametrize("case", [c for c in cases() if c.refused_by_server], ids=named)
 def test_a_bad_service_is_refused_with_its_field_and_what_to_do(send: Send, case: Case) -> None:
     answer = send(case.manifest(NAMESPACE))

@@ -62,6 +62,7 @@ def _try(plane: ControlPlane, pods: list[Manifest]) -> None:
     plane.kubectl("create", "--dry-run=server", "-f", "-", input=listed)
 
 
+@pytest.mark.promise("restricted-pods")
 @pytest.mark.parametrize("services", keep_first(1, SERVICES, pytest.mark.exhaustive))
 def test_pods_of_random_specs_are_admitted(restricted: ControlPlane, services: int) -> None:
     """Engines and routers alike; the API server itself is the judge."""

@@ -52,6 +52,7 @@ def _read(namespaces: list[str], *resources: str) -> set[tuple[str, str, str]]:
     return {(n, resource, verb) for n in namespaces for resource in resources for verb in READ}
 
 
+@pytest.mark.promise("gateway-reads")
 @pytest.mark.parametrize(("values", "served"), [({}, ["*"]), (SERVED, SERVED["namespaces"])])
 def test_rights_are_to_read_services_and_the_keys_alone(values: Live, served: list[str]) -> None:
     """Secrets only where the keys are; pods only for the process that reads engines."""

@@ -151,6 +151,7 @@ def test_alone_it_asks_another_api_with_a_key_of_its_own() -> None:
     }
 
 
+@pytest.mark.promise("batch-reads")
 @pytest.mark.parametrize("name", SETS)
 def test_it_reads_keys_and_services_and_writes_nothing(name: str) -> None:
     objects = gateway_objects(name)
@@ -297,6 +298,7 @@ def _operator_settings(name: str) -> Live:
 BATCHES = {"enabled": True}
 
 
+@pytest.mark.promise("batch-volumes")
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -210,6 +210,7 @@ def test_usage_is_kept_in_a_volume_that_outlives_the_release() -> None:
         assert bool(claims) is (name == "defaults")
 
 
+@pytest.mark.promise("signing-keys")
 def test_signing_keys_reach_the_gateway_and_only_public_ones_the_operator() -> None:
     for name, secret in (("defaults", "fleetkeeper-grant-keys"), ("own-keys", "signing")):
         objects = gateway_objects(name)

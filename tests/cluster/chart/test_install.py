@@ -137,6 +137,7 @@ def _forbidden(plane: ControlPlane, user: str) -> list[str]:
     return found
 
 
+@pytest.mark.promise("own-namespace", "smallest-role")
 @pytest.mark.parametrize("release", ["ClusterRole", "Role"], indirect=True)
 async def test_the_charts_rights_are_all_that_the_operator_needs(
     world: World, release: Release

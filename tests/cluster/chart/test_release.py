@@ -55,6 +55,7 @@ def _rendered(*chart: str, values: dict[str, object] | None = None) -> str:
     return helm("template", RELEASE, *chart, *options, values=values)
 
 
+@pytest.mark.promise("release-by-digest")
 def test_every_image_of_the_installed_chart_is_by_digest_and_in_the_registry(world: World) -> None:
     text = _rendered(_chart(world), f"--version={VERSION}")
     named = re.findall(r"(?im)^[ -]*\"?(?:\w*image)\"?: *\"?([^\s\",]+)", text)

@@ -291,6 +291,7 @@ def _rules(objects: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str
     ]
 
 
+@pytest.mark.promise("no-prompts-no-secrets", "operator-rights", "no-secrets", "smallest-role")
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_rights_are_the_smallest_of_their_kind(name: str) -> None:
     """No wildcard, no Secret but to create one by the key job, nothing cluster-scoped to write."""
@@ -313,6 +314,7 @@ def test_rights_are_the_smallest_of_their_kind(name: str) -> None:
         )
 
 
+@pytest.mark.promise("smallest-role")
 @pytest.mark.parametrize("name", ["one-namespace", "two-namespaces"])
 def test_namespaced_mode_needs_no_right_on_the_cluster(name: str) -> None:
     """Roles alone, in the served namespaces and the release's own; routers by a Role there."""
@@ -331,6 +333,7 @@ def test_namespaced_mode_needs_no_right_on_the_cluster(name: str) -> None:
     assert settings["router"]["roleKind"] == "Role"
 
 
+@pytest.mark.promise("smallest-role")
 def test_the_operator_may_bind_exactly_the_role_that_routers_get() -> None:
     """The name in the settings, in the rule and of the role are one."""
     for name in ("defaults", "one-namespace", "names"):

@@ -108,6 +108,7 @@ async def day(chromium: None, tmp_path: Path) -> AsyncIterator[Page]:
             yield page
 
 
+@pytest.mark.promise("console-texts")
 async def test_the_fleet_is_sorted_filtered_and_keeps_its_data_when_the_api_is_away(
     page: Page,
 ) -> None:
@@ -299,6 +300,7 @@ async def test_every_control_is_reached_by_the_keyboard_and_no_rule_of_accessibi
     assert await day.tab.value("document.activeElement.id") == "hours-24"
 
 
+@pytest.mark.promise("console-rights")
 @pytest.mark.exhaustive
 async def test_the_command_shows_a_service_of_the_cluster_with_its_history(
     chromium: None, control_plane: ControlPlane, tmp_path: Path

@@ -33,6 +33,7 @@ def key_in(ran: Ran) -> str:
     return key
 
 
+@pytest.mark.promise("key-digests")
 async def test_a_key_lives_from_create_over_rotate_to_revoke(world: GatewayWorld) -> None:
     keys = world.keys()
     async with running(keys):

@@ -24,6 +24,7 @@ def accepts(keys: WatchedKeys, number: int) -> bool:
     return True
 
 
+@pytest.mark.promise("key-revoked")
 async def test_a_change_of_a_secret_is_in_force_at_its_event(world: GatewayWorld) -> None:
     world.put_key("first", key_of(1))
     keys = world.keys()
@@ -94,6 +95,7 @@ async def test_a_secret_with_a_finalizer_is_revoked_when_its_deletion_begins(
         world.plane.kubectl(*patch, json.dumps({"metadata": {"finalizers": None}}))
 
 
+@pytest.mark.promise("gateway-alone")
 @pytest.mark.parametrize("expired", [False, True])
 async def test_known_keys_serve_while_watches_are_cut_and_what_was_missed_is_made_up(
     world: GatewayWorld, *, expired: bool

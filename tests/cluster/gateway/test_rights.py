@@ -35,6 +35,7 @@ DENIED = (
 """Verb, resource, and whether in the keys namespace."""
 
 
+@pytest.mark.promise("gateway-reads")
 def test_it_has_no_other_right(world: GatewayWorld) -> None:
     kubeconfig = world.plane.user_kubeconfig(world.user)
 

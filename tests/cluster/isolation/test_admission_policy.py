@@ -214,6 +214,7 @@ PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
 }
 
 
+@pytest.mark.promise("variables-from-secrets", "admission-policies")
 @pytest.mark.parametrize("what", PODS)
 def test_a_pod_with_more_than_an_engine_has_is_refused(
     control_plane: ControlPlane, account: Path, what: str
@@ -272,6 +273,7 @@ def test_a_job_has_a_name_and_a_deadline_of_ours(
         assert "denied request" in refusal(control_plane, account, manifest)
 
 
+@pytest.mark.promise("service-accounts")
 @pytest.mark.parametrize("name", ["reader", "model-reader", "model-a.b", "default"])
 def test_an_engine_may_use_an_account_that_the_chart_allows(
     control_plane: ControlPlane, account: Path, name: str
@@ -325,6 +327,7 @@ OBJECTS: dict[str, tuple[Manifest, str]] = {
 }
 
 
+@pytest.mark.promise("exposed-services")
 @pytest.mark.parametrize("what", OBJECTS)
 def test_an_object_that_is_no_child_of_a_service_is_refused(
     control_plane: ControlPlane, account: Path, what: str
@@ -335,6 +338,7 @@ def test_an_object_that_is_no_child_of_a_service_is_refused(
     assert words in said
 
 
+@pytest.mark.promise("admission-policies")
 def test_objects_of_others_are_neither_changed_nor_deleted(
     control_plane: ControlPlane, account: Path
 ) -> None:
@@ -350,6 +354,7 @@ def test_objects_of_others_are_neither_changed_nor_deleted(
     control_plane.kubectl("delete", *where)
 
 
+@pytest.mark.promise("admission-policies")
 def test_a_running_pod_keeps_its_image(control_plane: ControlPlane, account: Path) -> None:
     """The right to mark pods is no right to change what they run."""
     labels = {"app.kubernetes.io/managed-by": "fleetkeeper", "fleetkeeper.io/service": "chat"}

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from math import prod
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 import yaml
 from aiohttp import ClientError, ClientSession, web
@@ -194,6 +195,7 @@ async def observed(address: str, selector: str = "") -> PrometheusReading:
         prometheus.close()
 
 
+@pytest.mark.promise("forged-series")
 async def test_hostile_series_reach_nobody_else(url: str) -> None:
     """The good pod's sample is whole, forged ones are noticed, and with a selector not even returned."""
     reading = await observed(url)

@@ -75,6 +75,7 @@ async def _refuses(operator: OperatorProcess, *words: str) -> None:
         assert word in line, line
 
 
+@pytest.mark.promise("one-release")
 async def test_the_second_of_two_namespaced_releases_refuses_and_the_first_works_on(
     world: World, install: Install
 ) -> None:
@@ -98,6 +99,7 @@ async def test_the_second_of_a_cluster_wide_and_a_namespaced_release_refuses(
     await cluster.start().leads()  # an upgrade of the first is not taken for a second
 
 
+@pytest.mark.promise("one-release")
 async def test_a_cluster_wide_release_that_comes_second_refuses(
     world: World, install: Install
 ) -> None:

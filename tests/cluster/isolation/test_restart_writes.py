@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
+import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import EVENT
@@ -80,6 +81,7 @@ async def told(world: World) -> Counter[tuple[str, str]]:
     )
 
 
+@pytest.mark.promise("restart-writes-nothing")
 async def test_a_restart_without_metrics_writes_nothing_and_the_fleet_was_told_once(
     world: World,
 ) -> None:

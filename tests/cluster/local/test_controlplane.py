@@ -106,6 +106,7 @@ def test_a_user_may_do_what_rbac_says_and_nothing_else(
         control_plane.kubectl("-n", namespace, "create", "configmap", "c", kubeconfig=user)
 
 
+@pytest.mark.promise("local-certificates")
 def test_nobody_comes_in_without_a_certificate(control_plane: ControlPlane) -> None:
     """Anonymous requests are refused: 401, also for the version."""
     done = subprocess.run(
@@ -116,6 +117,7 @@ def test_nobody_comes_in_without_a_certificate(control_plane: ControlPlane) -> N
     assert done.stdout == "401"
 
 
+@pytest.mark.promise("local-loopback")
 def test_everything_listens_on_loopback_only(control_plane: ControlPlane) -> None:
     """No component of the control plane can be reached from outside the machine."""
     listening = set()

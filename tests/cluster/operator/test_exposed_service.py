@@ -98,6 +98,7 @@ async def test_a_class_that_changes_while_it_balances_is_refused_with_the_cause(
     await world.ready()
 
 
+@pytest.mark.promise("exposed-services")
 async def test_by_default_no_service_leaves_the_cluster(world: World) -> None:
     """The condition names the setting; the service that runs stays as it is."""
     await world.operator().start().leads()

@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
@@ -94,6 +95,7 @@ async def test_sigterm_ends_in_time_and_frees_the_lease(world: World) -> None:
     assert _holder(world) == "b"
 
 
+@pytest.mark.promise("one-leader")
 async def test_a_stopped_leader_sends_no_write_when_it_wakes(world: World) -> None:
     first = await world.operator("a").start(**SHORT_LEASE).leads()
     await world.create(service(replicas=1))

@@ -106,6 +106,7 @@ async def test_a_service_becomes_a_ready_fleet_in_few_writes(
     assert "Created" in {event["reason"] for event in await world.wait_for_event(name, "Normal")}
 
 
+@pytest.mark.promise("settled-no-write")
 async def test_at_rest_nothing_is_read_or_written(counted: Fleet) -> None:
     world = counted.world
     await world.quiet()
@@ -146,6 +147,7 @@ async def test_scaling_costs_one_write_and_at_most_two_statuses(counted: Fleet) 
     assert down.total() - down["pods"] == 1 + down["inferenceservices/status"]
 
 
+@pytest.mark.promise("restart-writes-nothing")
 async def test_a_restart_writes_nothing(counted: Fleet) -> None:
     world, operator = counted.world, counted.operator
     await world.quiet()
@@ -229,6 +231,7 @@ async def test_a_service_goes_while_the_operator_is_down(changed: Fleet) -> None
     await changed.operator.start().leads()
 
 
+@pytest.mark.promise("foreign-objects")
 async def test_a_foreign_object_under_a_childs_name_is_reported_and_not_touched(
     changed: Fleet,
 ) -> None:

@@ -144,6 +144,7 @@ async def _lose_sight_of(world: World, kind: Kind, name: str) -> None:
     await world.until(f"{kind} {name} labelled again", is_labelled)
 
 
+@pytest.mark.promise("operator-rights")
 @pytest.mark.timeout(300)
 async def test_every_right_is_enough_and_every_right_is_used(world: World) -> None:
     """A life with a router and without, repaired, pruned, and with pods that do not start."""

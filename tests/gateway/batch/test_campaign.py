@@ -267,6 +267,7 @@ def report(campaign: Campaign, lines: int, seconds: float) -> None:
     print(f"{lines} lines in {seconds:.0f} s; faults: {faults}; queue rebuilt {rebuilt} times")
 
 
+@pytest.mark.promise("batch-one-result")
 async def test_500_lines_have_one_result_each_whatever_is_killed(tmp_path: Path) -> None:
     await run_campaign(tmp_path, Plan((300, 200), 0.8, every_s=1.5, old_s=4.0, faults=6, least=6))
 

@@ -103,6 +103,7 @@ def test_a_token_of_ours_names_its_key(
     assert reader.key_of(make()) == "key-1"
 
 
+@pytest.mark.promise("batch-tokens")
 def test_a_token_ends(reader: BatchTokenReader, clock: Clock, make: Make) -> None:
     token = make()
     clock.now = NOW + 60 + GRANT_LEEWAY_SECONDS

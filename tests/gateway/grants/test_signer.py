@@ -116,6 +116,7 @@ def test_a_usage_token_is_for_one_pod_and_differs_each_time(tmp_path: Path, cloc
     assert token != other
 
 
+@pytest.mark.promise("signing-keys")
 def test_a_rotation_changes_the_key_at_its_time_without_a_restart(
     tmp_path: Path, clock: Clock
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_private_key_among_the_public_ones_is_refused(tmp_path: Path) -> None:
         read_keys(tmp_path)
 
 
+@pytest.mark.promise("gateway-hops")
 def test_hops_are_read_from_own_grants_alone(tmp_path: Path, clock: Clock) -> None:
     write(tmp_path, new_grant_keys())
     keys = key_files(tmp_path, clock)

@@ -67,6 +67,7 @@ async def load(world: Surroundings, gateway: GatewayProcess) -> AsyncIterator[Lo
             found.stopped = True
 
 
+@pytest.mark.promise("redis-gone")
 async def test_requests_continue_when_redis_is_killed_and_comes_back(world: Surroundings) -> None:
     gateway = await world.start()
     async with load(world, gateway) as running:
@@ -100,6 +101,7 @@ async def test_requests_continue_when_redis_answers_nothing(world: Surroundings)
     await world.at_rest(gateway)
 
 
+@pytest.mark.promise("gateway-alone")
 async def test_requests_continue_without_the_api_server(world: Surroundings) -> None:
     """And what changed in the meantime is known once it is back."""
     gateway = await world.start()
@@ -141,6 +143,7 @@ async def test_a_gateway_that_starts_without_the_api_server_serves_nobody(
     assert (await world.ask(gateway))[0] == 200
 
 
+@pytest.mark.promise("gateway-killed")
 async def test_kill_9_of_one_process_leaves_the_others_requests_alone(world: Surroundings) -> None:
     """Both share the slots of a key in Redis. Streams of the dead one end visibly."""
     first, second = await world.start("first"), await world.start("second")
@@ -169,6 +172,7 @@ async def test_kill_9_of_one_process_leaves_the_others_requests_alone(world: Sur
     assert second.tracebacks() == []
 
 
+@pytest.mark.promise("gateway-killed")
 @pytest.mark.exhaustive
 async def test_the_slots_of_a_killed_process_come_back(world: Surroundings) -> None:
     """By their lease: no process is left that could give them back."""

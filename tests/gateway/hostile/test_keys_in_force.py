@@ -56,6 +56,7 @@ def sees(
     return asked
 
 
+@pytest.mark.promise("key-in-force", "key-revoked")
 @pytest.mark.exhaustive
 async def test_a_change_of_a_key_is_in_force_within_two_seconds(
     world: Surroundings, gateway: GatewayProcess
@@ -91,6 +92,7 @@ async def test_a_change_of_a_key_is_in_force_within_two_seconds(
         assert min(times) <= IN_FORCE_S, (what, times)
 
 
+@pytest.mark.promise("key-in-force", "key-revoked")
 async def test_a_stream_ends_within_two_seconds_after_its_key_was_revoked(
     world: Surroundings, gateway: GatewayProcess
 ) -> None:

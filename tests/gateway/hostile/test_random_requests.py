@@ -20,6 +20,7 @@ TOKEN = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]+|fk_[\w-]{20,}")
 """A grant, or a client's key."""
 
 
+@pytest.mark.promise("random-requests")
 @pytest.mark.parametrize(
     ("seed", "count"),
     [pytest.param(7, 1_000, id="1000"), pytest.param(8, 10_000, id="10000", marks=pytest.mark.exhaustive)],
@@ -78,6 +79,7 @@ async def _ask_again(world: Surroundings, gateway: GatewayProcess) -> int:
     return int(found[1])
 
 
+@pytest.mark.promise("logs-without-content")
 async def test_a_log_has_no_key_no_grant_and_no_prompt(world: Surroundings) -> None:
     """At the most talkative level, with requests that fail in every way."""
     gateway = await world.start(LOG_LEVEL="debug", WAIT_SECONDS="0.2")
@@ -109,6 +111,7 @@ def _broken_with_secrets(key: str) -> RawRequest:
     return RawRequest([head.encode() + b"Bad Header\r\n\r\n"], leaves=False, whole=False)
 
 
+@pytest.mark.promise("client-keys-stay")
 async def test_a_clients_key_reaches_no_service(world: Surroundings) -> None:
     """Whatever headers name it; what arrives is a grant, for this service, in both places."""
     gateway = await world.start()

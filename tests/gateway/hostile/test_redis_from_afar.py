@@ -76,6 +76,7 @@ async def until_counted(world: Surroundings, gateway: GatewayProcess) -> None:
         await gateway.until(counted, "no request is counted in Redis")
 
 
+@pytest.mark.promise("redis-gone")
 @pytest.mark.parametrize(
     "delay_s",
     [

@@ -12,6 +12,7 @@ from tests.gateway.http.world import CHAT, KEY, World
 TOKEN = f"Bearer batch.{KEY.id}.signed"
 
 
+@pytest.mark.promise("batch-tokens")
 @pytest.mark.parametrize("tier", [None, "realtime", "standard", "nonsense"])
 async def test_a_request_on_behalf_of_a_key_is_in_tier_batch_whatever_it_says(
     world: World, tier: str | None
@@ -44,6 +45,7 @@ async def test_what_is_no_token_of_a_known_key_is_refused(world: World, authoriz
     assert world.upstream.received == []
 
 
+@pytest.mark.promise("batch-tokens")
 async def test_a_revoked_key_is_refused_and_named_in_the_audit_log(world: World) -> None:
     world.keys.revoked.add(KEY.id)
     assert await world.refused(Authorization=TOKEN) == (401, "invalid_api_key")

@@ -34,6 +34,7 @@ def largest(budget: BodyBudget, key: str) -> int:
     return 0
 
 
+@pytest.mark.promise("body-budget")
 def test_a_key_gets_half_and_the_next_one_half_of_the_rest() -> None:
     budget = BodyBudget(TOTAL)
     for key, size in (("a", 500), ("b", 250), ("c", 125)):

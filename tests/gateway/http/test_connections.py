@@ -16,6 +16,7 @@ BODY = chat()
 LENGTH = f"Content-Length: {len(BODY)}"
 
 
+@pytest.mark.promise("grant-identity", "strict-parser")
 @pytest.mark.parametrize(
     "lines",
     [
@@ -50,6 +51,7 @@ async def test_a_head_that_two_readers_could_understand_differently_is_refused(
     assert world.upstream.received == []
 
 
+@pytest.mark.promise("strict-parser")
 async def test_a_body_cannot_hide_a_second_request(world: World) -> None:
     hidden = head("Content-Length: 0", path="/v1/models")
     body = chat(x=hidden.decode())
@@ -190,6 +192,7 @@ async def test_a_head_without_end_is_refused(world: World, endless: bytes) -> No
     writer.close()
 
 
+@pytest.mark.promise("body-budget")
 async def test_a_body_above_the_limit_is_refused_by_its_announcement(world: World) -> None:
     assert await world.raw_status(head(f"Content-Length: {10**9}") + b"{") == 413
     assert world.gateway.bodies.held_bytes == 0
@@ -264,6 +267,7 @@ async def test_a_body_is_not_kept_while_its_answer_is_generated(world: World) ->
         await response.read()
 
 
+@pytest.mark.promise("body-budget")
 async def test_a_slow_body_is_refused(idle_world: World) -> None:
     async with idle_world.running(client_timeout_seconds=0.3) as world:
         reader, writer = await world.raw(head(LENGTH) + BODY[:-1])
@@ -275,6 +279,7 @@ async def test_a_slow_body_is_refused(idle_world: World) -> None:
         assert world.limiter.admissions == []
 
 
+@pytest.mark.promise("body-budget")
 async def test_a_reader_that_stops_is_cut_off_and_takes_no_memory(idle_world: World) -> None:
     sent = 0
 

@@ -52,6 +52,7 @@ async def _never(request: web.Request) -> web.StreamResponse:
     raise AssertionError
 
 
+@pytest.mark.promise("key-revoked")
 async def test_a_key_that_is_revoked_ends_its_streams_visibly_and_no_other(world: World) -> None:
     stream = world.upstream.script = Stream()
     world.keys.known["Bearer other"] = Key("key-2", "other", None)
@@ -236,6 +237,7 @@ async def test_signals_drain_and_then_end_the_process(
         assert await process.end() == 0
 
 
+@pytest.mark.promise("logs-without-content")
 async def test_neither_keys_nor_prompts_reach_the_log(
     upstream: StandIn, client: aiohttp.ClientSession
 ) -> None:

@@ -118,6 +118,7 @@ async def test_an_answer_of_the_service_is_passed_on_whatever_it_says(
     assert len(world.upstream.received) == 1
 
 
+@pytest.mark.promise("client-keys-stay", "grant-identity")
 async def test_headers_of_the_client_that_the_service_must_not_see_are_dropped(
     world: World,
 ) -> None:
@@ -235,6 +236,7 @@ async def test_a_request_ends_for_its_limits_before_the_client_has_its_end(world
             await reading
 
 
+@pytest.mark.promise("gateway-hops")
 async def test_a_request_that_goes_round_in_a_circle_ends(world: World) -> None:
     world.services.set(service(url=world.upstream.url, demands_grant=True))
     async with world.post(baggage="fleetkeeper-grant=hops-2:x") as response:

@@ -21,6 +21,7 @@ def test_the_paths_are_those_of_the_engine() -> None:
         assert route_of("POST", path) in (Route.GENERATION, Route.TOKENIZER)
 
 
+@pytest.mark.promise("strict-parser")
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -126,6 +127,7 @@ async def test_a_tier_that_the_key_may_not_use_is_refused_with_the_reason(world:
     assert await world.refused(X_Inference_Tier="urgent") == (400, "unknown_tier")
 
 
+@pytest.mark.promise("key-namespaces")
 async def test_a_model_that_is_unknown_looks_like_one_that_is_forbidden(world: World) -> None:
     world.services.set(
         service("other", world.upstream.url, namespace="others"),

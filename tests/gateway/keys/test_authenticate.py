@@ -186,6 +186,7 @@ async def test_before_the_first_list_no_key_can_be_checked() -> None:
         assert refusal(keys, None) == ("missing_api_key", None), "the client can correct this"
 
 
+@pytest.mark.promise("key-unreachable-server")
 async def test_without_the_server_known_keys_serve_for_the_set_time_and_come_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -237,6 +238,7 @@ def service_in(namespace: str) -> Service:
 NAMES = st.text(st.sampled_from("ab-*?[]."), min_size=1, max_size=6)
 
 
+@pytest.mark.promise("key-namespaces")
 @given(st.frozensets(NAMES, max_size=3), NAMES, st.lists(NAMES, max_size=3), NAMES)
 def test_a_key_sees_no_model_of_another_namespace(
     namespaces: frozenset[str], namespace: str, globs: list[str], model: str

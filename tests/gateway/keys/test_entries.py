@@ -138,6 +138,7 @@ def test_any_text_is_read_or_refused(entries: dict[str, str]) -> None:
     assert _read(entries_of(found)) == found
 
 
+@pytest.mark.promise("key-malformed")
 @given(
     st.none()
     | TEXTS
@@ -188,11 +189,13 @@ def test_a_time_may_have_a_fraction_and_an_offset() -> None:
     assert format_time(1893456000.5) == "2030-01-01T00:00:00Z"
 
 
+@pytest.mark.promise("key-digests")
 @given(st.binary(min_size=32, max_size=32))
 def test_every_new_key_has_the_form_of_a_key(random: bytes) -> None:
     assert is_key(new_key(random))
 
 
+@pytest.mark.promise("key-digests")
 @pytest.mark.parametrize(
     "text",
     ["", "fk_", "password", KEY[:-1], f"{KEY}A", f" {KEY}", KEY.replace("fk_", "sk-"), f"{KEY}\n"],

@@ -56,6 +56,7 @@ def test_a_key_is_found_by_its_digest_until_its_secret_is_gone(world: World) -> 
     assert not world.store.is_usable("chat")
 
 
+@pytest.mark.promise("key-malformed")
 def test_a_malformed_secret_is_refused_alone(world: World) -> None:
     world.put("chat", 1)
     world.put("broken", 2, namespaces="*")
@@ -86,6 +87,7 @@ def test_the_log_of_a_malformed_secret_shows_no_value(
     assert key_of(1) not in shown.out + shown.err
 
 
+@pytest.mark.promise("key-malformed")
 def test_a_digest_of_two_secrets_is_refused_in_both_until_one_is_gone(world: World) -> None:
     world.put("one", 1)
     world.put("two", 1)

@@ -159,6 +159,7 @@ async def test_what_a_frozen_server_takes_for_a_request_refused_here_is_given_ba
         assert client.hlen("fleetkeeper:limits:{team-a/standard}:held") == 1
 
 
+@pytest.mark.promise("redis-gone")
 async def test_a_full_server_makes_limits_local_until_it_has_room(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -186,6 +187,7 @@ async def test_every_kind_of_limit_notices_a_full_server(
         assert not replica.shares
 
 
+@pytest.mark.promise("redis-gone")
 async def test_a_read_only_copy_makes_limits_local_until_it_is_written_to(
     redis: RedisServer, replicas: Replicas, tmp_path: Path
 ) -> None:
@@ -200,6 +202,7 @@ async def test_a_read_only_copy_makes_limits_local_until_it_is_written_to(
         await replica.until_shared()
 
 
+@pytest.mark.promise("redis-gone")
 async def test_a_killed_server_that_begins_empty_learns_scripts_and_running_requests(
     redis: RedisServer, replicas: Replicas
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,7 @@ steps = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.promise("key-limits-settled")
 @given(limits_, steps)
 def test_local_limits_decide_as_the_scripts_do(
     limits: TierLimits, steps: list[tuple[int, str, int, int]]

@@ -28,6 +28,7 @@ from tests.support.redis_server import RedisServer
 SHORT = replace(PATIENT, window_s=2)
 
 
+@pytest.mark.promise("key-limits", "key-limits-settled")
 async def test_two_replicas_admit_exactly_the_limit_between_them(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -48,6 +49,7 @@ async def test_two_replicas_admit_exactly_the_limit_between_them(
     assert one.value("redis_failures_total") == 0
 
 
+@pytest.mark.promise("key-limits")
 async def test_tiers_and_keys_have_limits_of_their_own(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -204,6 +206,7 @@ asyncio.run(main())
 SLOTS = "fleetkeeper:limits:{team-a/standard}:slots"
 
 
+@pytest.mark.promise("gateway-killed")
 async def test_slots_of_a_killed_replica_come_back_and_those_of_a_running_one_do_not(
     redis: RedisServer, replicas: Replicas
 ) -> None:
@@ -261,6 +264,7 @@ async def test_a_key_without_limits_asks_nothing_and_one_with_all_asks_once(
         assert after["cmdstat_evalsha"]["calls"] == before["cmdstat_evalsha"]["calls"] + 1
 
 
+@pytest.mark.promise("key-limits")
 async def test_without_redis_each_replica_has_limits_of_its_own(replicas: Replicas) -> None:
     key = key_with(requests=2, tokens=100, concurrency=2)
     for _ in range(2):

@@ -215,6 +215,7 @@ async def _json(page: dict[str, Any]) -> web.Response:
     return web.json_response(page)
 
 
+@pytest.mark.promise("usage-checked")
 @pytest.mark.parametrize("answer", WRONG, ids=range(len(WRONG)))
 async def test_an_engine_that_answers_anything_disturbs_no_other(
     bench: Bench, answer: Callable[[], Awaitable[web.Response]]
@@ -340,6 +341,7 @@ async def test_a_full_disk_loses_nothing(bench: Bench, monkeypatch: pytest.Monke
         assert bench.report().rows["key-1", "served", "batch", "team/chat"].requests == 3
 
 
+@pytest.mark.promise("usage-checked")
 @pytest.mark.parametrize(
     "claim",
     [

@@ -205,6 +205,7 @@ def test_a_wrong_setting_is_told_at_once() -> None:
     assert "usage_period_seconds" in done.stderr
 
 
+@pytest.mark.promise("key-limits-settled")
 async def test_the_engines_count_replaces_the_estimate_of_the_limits(
     tmp_path: Path, api: ListWatchServer, keys: dict[str, str]
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_request_counts_in_the_hour_in_which_it_ended(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"2025-11-26T00.jsonl"}
 
 
+@pytest.mark.promise("usage-checked")
 @pytest.mark.parametrize("claimed", [0.0, NOW - 9 * 86_400, NOW + 86_400.0, 2.0**60])
 def test_an_engine_cannot_hide_tokens_in_another_time(tmp_path: Path, claimed: float) -> None:
     ledger = Ledger("pod-1")

@@ -71,6 +71,7 @@ class serving:  # noqa: N801 - reads as a verb
         await self._runner.cleanup()
 
 
+@pytest.mark.promise("signed-limits")
 async def test_an_order_is_signed_as_the_engine_demands() -> None:
     """The engine's own verifier takes the token once, for this pod only."""
     seen: list[tuple[str, Any]] = []
@@ -148,6 +149,7 @@ async def test_garbage_is_a_failure(body: bytes) -> None:
     assert not (await put(handler)).succeeded
 
 
+@pytest.mark.promise("bounded-numbers")
 async def test_a_large_answer_is_cut_off() -> None:
     """4 MiB at most."""
 
@@ -166,6 +168,7 @@ async def test_a_large_answer_is_cut_off() -> None:
     assert "larger" in outcome.detail
 
 
+@pytest.mark.promise("bounded-numbers")
 @pytest.mark.slow
 async def test_a_silent_engine_costs_two_seconds() -> None:
     """And is a failure."""
@@ -198,6 +201,7 @@ async def test_at_most_sixty_four_calls_are_under_way() -> None:
     assert 16 < most <= 64
 
 
+@pytest.mark.promise("one-leader")
 async def test_who_lost_the_lease_sends_nothing() -> None:
     """Asked just before each order."""
     calls = 0
@@ -211,6 +215,7 @@ async def test_who_lost_the_lease_sends_nothing() -> None:
     assert calls == 0
 
 
+@pytest.mark.promise("no-addresses")
 @pytest.mark.parametrize(
     "ip", ["", "localhost", "metadata.internal", "10.0.0.1/x", "10.0.0.1:80", "[::1]", "1.2.3"]
 )
@@ -228,6 +233,7 @@ def test_ipv6_addresses_stand_in_brackets() -> None:
 POD = PodView("chat-0", "uid-0", NOW - 600, True, NOW - 500, ip="127.0.0.1")
 
 
+@pytest.mark.promise("without-prometheus")
 async def test_a_direct_scrape_gives_the_same_record() -> None:
     """What the pod exposed is what comes out, marked as direct."""
     held = sample(NOW)

@@ -92,6 +92,7 @@ async def test_a_free_lease_is_taken_and_the_fence_opens() -> None:
     assert server.lease["spec"]["holderIdentity"] == "x"
 
 
+@pytest.mark.promise("one-leader")
 async def test_the_fence_closes_ten_seconds_after_the_last_renewal_was_sent() -> None:
     server, clock = Server(), Clock()
     mine = lease(server, clock, "x")

@@ -292,6 +292,7 @@ async def test_a_large_answer_is_cut_off() -> None:
     assert sent < 10 * 160 * 65_536
 
 
+@pytest.mark.promise("bounded-numbers")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["silent", "dripping"])
 async def test_a_slow_server_costs_the_deadline(kind: str) -> None:
@@ -341,6 +342,7 @@ async def test_the_token_is_read_anew_and_sent(tmp_path: Path) -> None:
         await asked(handler, token_file=file)
 
 
+@pytest.mark.promise("no-addresses")
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the variables say."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")

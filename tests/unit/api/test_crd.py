@@ -97,6 +97,7 @@ def test_nothing_is_nullable_and_nothing_is_open() -> None:
         assert word not in text
 
 
+@pytest.mark.promise("restricted-pods", "no-addresses")
 def test_no_field_names_another_namespace_an_address_or_a_raw_pod() -> None:
     forbidden = {
         "namespace", "namespaces", "url", "uri", "endpoint", "address", "image", "command", "args",

@@ -56,6 +56,7 @@ def test_every_allowed_option_takes_its_own_examples_as_one_word(name: str) -> N
         assert re.fullmatch(r"--[a-z0-9][a-z0-9-]*(=[A-Za-z0-9._/:@-]+)?", word), word
 
 
+@pytest.mark.promise("engine-options")
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_what_loads_code_opens_files_binds_or_is_set_by_fleetkeeper_is_refused(name: str) -> None:
     assert name not in ALLOWED
@@ -101,6 +102,7 @@ def test_no_option_is_refused_by_the_engines_own_fence() -> None:
         assert re.fullmatch(r"[A-Za-z0-9._/:@][A-Za-z0-9._/:@-]{0,252}", value)
 
 
+@pytest.mark.promise("no-data-parallel")
 @given(name=st.text(max_size=80))
 def test_no_other_name_passes(name: str) -> None:
     assume(name not in ALLOWED)
@@ -108,6 +110,7 @@ def test_no_other_name_passes(name: str) -> None:
         assert option_errors({name: value})
 
 
+@pytest.mark.promise("engine-options")
 @given(name=NAMES, cut=st.integers(1, 40))
 def test_no_abbreviation_passes(name: str, cut: int) -> None:
     short = name[:-cut] if cut < len(name) else name[:1]

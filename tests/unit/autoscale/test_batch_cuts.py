@@ -24,6 +24,7 @@ from tests.support.batch_cases import (
 from tests.support.control_cases import NOW
 
 
+@pytest.mark.promise("slow-steps")
 def test_batch_time_above_objective_lowers_tokens_first() -> None:
     """One notch at once."""
     view = BatchView(signals(windows=windows(0.9, 0.9, 0.9)), SETTINGS)
@@ -72,6 +73,7 @@ def test_nothing_is_raised_for_a_while_if_the_model_errs() -> None:
     assert decide_limits(above, MEMORY, NOW)[1].rest_until == 0.0
 
 
+@pytest.mark.promise("slow-steps")
 def test_then_sequences_where_no_prefill_is_left() -> None:
     """20% without a model, 10% with one, of what runs."""
     slow = signals(windows=windows(0.9, 0.9, 0.9), batch_time_s=0.045)

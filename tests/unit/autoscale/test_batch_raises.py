@@ -17,6 +17,7 @@ from tests.support.control_cases import NOW
 ROOM = {"queue_wait_s": 0.8, "batch_time_s": 0.045, "windows": windows(0.999, 0.999, 0.999, 0.999)}
 
 
+@pytest.mark.promise("waits-larger-batches")
 def test_room_and_waiting_requests_give_one_notch_more() -> None:
     """10% more sequences where the limit makes requests wait."""
     assert decided(BatchView(signals(**ROOM), SETTINGS)) == (Limits(70, 2048), "BatchTimeHeadroom")
@@ -74,6 +75,7 @@ def test_limits_rise_while_replicas_are_on_their_way(pending: int) -> None:
     assert step_up_possible(view, MEMORY)
 
 
+@pytest.mark.promise("waits-larger-batches")
 def test_short_steps_and_a_full_batch_grow_by_a_quarter() -> None:
     """W high, B low, KV low, R near M: the batch is too small; replicas wait two ticks."""
     view = BatchView(signals(queue_wait_s=0.8, batch_time_s=0.02), SETTINGS)

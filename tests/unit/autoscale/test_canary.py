@@ -11,6 +11,7 @@ from tests.support.batch_cases import HELD, MEMORY
 from tests.support.control_cases import NOW
 
 
+@pytest.mark.promise("canary")
 @pytest.mark.parametrize(
     ("before", "after", "ready", "wanted"),
     [

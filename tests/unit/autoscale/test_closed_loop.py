@@ -193,6 +193,7 @@ def test_idle_goes_to_the_minimum_and_stays() -> None:
     assert_safe(record)
 
 
+@pytest.mark.promise("measurement-outage")
 @pytest.mark.slow
 def test_a_metrics_outage_of_fifteen_minutes_lowers_nothing() -> None:
     """Load falls without signals: replicas stay, the breaker opens within 30 s with an event; then down as usual."""
@@ -242,6 +243,7 @@ def test_with_prometheus_gone_the_pods_are_read_and_decisions_go_on() -> None:
     assert all(tick.decision.breakers.control.state is BreakerState.CLOSED for tick in during)
 
 
+@pytest.mark.promise("without-prometheus")
 @pytest.mark.exhaustive
 def test_without_any_prometheus_an_idle_fleet_goes_to_its_minimum() -> None:
     """Direct readings of every pod are evidence too, once they were whole for the delay; a gap starts it anew."""
@@ -312,6 +314,7 @@ def test_an_overload_costs_neither_throughput_nor_batch_time(seed: int) -> None:
     assert_safe(record)
 
 
+@pytest.mark.promise("safe-state")
 @pytest.mark.slow
 def test_engines_that_refuse_puts_open_the_control_breaker_and_it_recovers() -> None:
     """Ten minutes of refusals: safe state, no scale-down, closed again afterwards."""

@@ -45,6 +45,7 @@ def ticked(
     return current
 
 
+@pytest.mark.promise("last-known-good")
 @pytest.mark.parametrize(("reason", "evidence"), CAUSES, ids=[row[0] for row in CAUSES])
 def test_each_cause_opens_the_control_breaker(reason: str, evidence: list[Evidence]) -> None:
     """And is its reason."""
@@ -133,6 +134,7 @@ def test_a_bad_trial_opens_it_for_twice_as_long() -> None:
     assert waits == [120, 240, 480, 960, 1800, 1800]
 
 
+@pytest.mark.promise("last-known-good")
 def test_limits_attained_for_ten_minutes_are_the_last_known_good() -> None:
     """And not before; a change of limits begins anew."""
     good = replace(GOOD, attained=True)

@@ -157,6 +157,7 @@ def test_a_pod_is_left_out_for_a_minute_after_a_reset() -> None:
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 
 
+@pytest.mark.promise("bounded-numbers")
 @given(st.lists(st.tuples(numbers, numbers, numbers, numbers), min_size=1, max_size=12))
 @examples(300)
 def test_no_sequence_of_samples_gives_a_hostile_signal(rows: list[tuple[float, ...]]) -> None:

@@ -108,6 +108,7 @@ def test_rejected_share(served: float, offered: float, waiting: float, want: flo
     assert rejected_ratio(served, offered, waiting) == pytest.approx(want)
 
 
+@pytest.mark.promise("shed-order")
 def test_batch_opens_after_two_ticks() -> None:
     """One tick above 0.9 is noise."""
     states = [b.batch.state for b in played([0.95, 0.5, 0.95, 0.95])]
@@ -144,6 +145,7 @@ def test_replicas_that_are_warming_up_keep_the_breaker_as_it_is() -> None:
     assert states[-1][1] is states[-2][1], "nothing moves once it is closed"
 
 
+@pytest.mark.promise("shed-order")
 def test_standard_opens_after_batch_was_open_for_thirty_seconds() -> None:
     """Three ticks above 3.0 from then on, and its admission moves by at most 0.3 a tick."""
     states = played([4.0] * 14)
@@ -208,6 +210,7 @@ def test_standard_is_tried_again_once_nothing_would_be_shed() -> None:
     assert after[-1].standard.state is HALF
 
 
+@pytest.mark.promise("shed-order")
 def test_realtime_is_never_refused_for_load() -> None:
     """Pressure of 100 for ten minutes: only age opens it."""
     assert all(

@@ -19,6 +19,7 @@ from tests.support.lanes import keep_first
 SILENCES = ["nothing", "stale", "nan", "future", "gone back", "half", "unknown pods"]
 
 
+@pytest.mark.promise("safe-state")
 @pytest.mark.parametrize("silence", SILENCES)
 def test_signals_lost_for_three_ticks_open_the_control_breaker(silence: str) -> None:
     """However they are lost; replicas stay, the start-up limits come back, and it recovers."""
@@ -66,6 +67,7 @@ def silent_samples(loop: Loop, silence: str, lost_at: float) -> list[PodSample]:
     return [replace(row, pod=f"ghost-{row.pod}") for row in rows]
 
 
+@pytest.mark.promise("missing-measurements", "bounded-numbers")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", keep_first(1, range(10), pytest.mark.exhaustive))
 def test_no_replica_goes_on_missing_data_in_100_000_random_ticks(seed: int) -> None:

@@ -40,6 +40,7 @@ def test_up_by_two_or_double_in_a_minute(
     assert most_replicas_now(memory, replicas, NOW) == most
 
 
+@pytest.mark.promise("waits-replicas")
 @pytest.mark.parametrize(
     ("case", "change", "want", "reason"),
     [
@@ -149,6 +150,7 @@ def test_bounds_are_kept_also_without_signals(live: int, low: int, high: int, wa
     assert decided(seen).value == want
 
 
+@pytest.mark.promise("at-least-one")
 @given(
     st.lists(
         st.tuples(

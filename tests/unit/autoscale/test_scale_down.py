@@ -149,6 +149,7 @@ def test_large_fleets_lose_a_tenth_at_a_time(replicas: int, step: int) -> None:
     assert decided(seen).value == replicas - step
 
 
+@pytest.mark.promise("calm-fewer-replicas")
 def test_idle_goes_to_the_minimum_one_by_one() -> None:
     """And not below."""
     idle = signals(rates=Counters(), gauges=Gauges())

@@ -251,6 +251,7 @@ def test_status_tells_a_batch(server: BatchServer) -> None:
     )
 
 
+@pytest.mark.promise("batch-texts")
 def test_text_of_the_server_reaches_no_terminal_as_control_characters(server: BatchServer) -> None:
     server.add_batch("batch_a", metadata={"a": "\x1b[31mred\n"})
     server.add_batch("batch_b", endpoint="[red]\x1b[31m")
@@ -447,6 +448,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
     assert "check --url (or FLEETKEEPER_URL)" in done.stderr
 
 
+@pytest.mark.promise("batch-texts")
 def test_the_key_follows_no_redirection(server: BatchServer) -> None:
     server.refusals = [(307, {}, {"Location": "http://127.0.0.1:9/v1/batches"})]
     done = run(server, "status")

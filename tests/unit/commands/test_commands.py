@@ -135,6 +135,7 @@ def test_render_of_a_live_service_keeps_its_owner_and_its_profile(run: Run) -> N
     assert set(owners) == {"8f3c"}
 
 
+@pytest.mark.promise("check-explains")
 @pytest.mark.parametrize("command", ["render", "check"])
 def test_every_mistake_is_reported_with_file_line_and_field(run: Run, command: str) -> None:
     done = run(command, "-f", "bad.yaml", bad=BAD)
@@ -154,6 +155,7 @@ def test_a_duplicate_key_is_reported_with_both_lines(run: Run) -> None:
     assert "line 9" in done.stdout
 
 
+@pytest.mark.promise("check-explains")
 def test_check_shows_what_a_service_needs(run: Run) -> None:
     done = run("check", "-f", "good.yaml", good=GOOD)
     assert done.exit_code == 0, done.output

@@ -76,6 +76,7 @@ async def console() -> AsyncIterator[Console]:
         yield Console(port, session, samples)
 
 
+@pytest.mark.promise("console-access")
 async def test_the_link_gives_its_cookie_once(console: Console) -> None:
     link = console.session.link
     answer = await console.open()
@@ -127,6 +128,7 @@ async def test_nothing_is_served_without_the_cookie(console: Console) -> None:
             await console.open()
 
 
+@pytest.mark.promise("console-access")
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:{port}", ""])  # fmt: skip
 async def test_another_host_is_refused(console: Console, host: str) -> None:
     """A name of somebody else that points to 127.0.0.1."""
@@ -148,6 +150,7 @@ async def test_two_hosts_are_refused(console: Console) -> None:
     assert (await console.ask("fleet.json", Host=twice)).status in (400, 421)
 
 
+@pytest.mark.promise("console-access")
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:{port}"])  # fmt: skip
 async def test_another_origin_is_refused(console: Console, origin: str) -> None:
     await console.open()
@@ -158,6 +161,7 @@ async def test_another_origin_is_refused(console: Console, origin: str) -> None:
     assert not [name for name in own.headers if name.startswith("Access-Control")]
 
 
+@pytest.mark.promise("console-access")
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 async def test_only_get_and_head_are_answered(console: Console, method: str) -> None:
     link = console.session.link
@@ -167,6 +171,7 @@ async def test_only_get_and_head_are_answered(console: Console, method: str) -> 
     assert (await console.open()).status == 200, "no method spent the token"
 
 
+@pytest.mark.promise("console-texts")
 async def test_every_answer_has_the_headers(console: Console) -> None:
     link = console.session.link
     answers = [
@@ -215,6 +220,7 @@ async def test_an_unchanged_document_is_not_sent_twice(console: Console) -> None
     assert document["services"] == json.loads(first.body)["services"], "the last data stays"
 
 
+@pytest.mark.promise("console-texts")
 async def test_hostile_texts_and_figures_are_valid_json(console: Console) -> None:
     """No text of a tenant is in HTML; JSON knows neither NaN nor an unescaped line separator."""
     await console.open()
@@ -250,6 +256,7 @@ async def test_a_port_in_use_is_an_error(console: Console) -> None:
             pass
 
 
+@pytest.mark.promise("console-texts")
 def test_no_script_makes_markup_of_text() -> None:
     """The browser would refuse it (trusted types); the page must not try."""
     pages = resources.files("fleetkeeper.console").joinpath("pages")

@@ -72,6 +72,7 @@ class Load:
         return waits
 
 
+@pytest.mark.promise("urgent-first")
 def test_at_twice_the_capacity_realtime_does_not_wait_and_batch_gets_its_floor() -> None:
     """18 slots, 1 s each = 18/s; offered 40/s. Realtime waits two steps at p95; batch keeps 5% to 30%."""
     queue = admission(batch_queue_limit=100, standard_queue_limit=100)

@@ -40,6 +40,7 @@ def bearer(signer: Signer, **claims: Any) -> str:
     return f"Bearer {signer.token(POD, **{'iat': NOW, **claims})}"
 
 
+@pytest.mark.promise("limits-tokens")
 def test_a_fresh_token_is_taken_once(signer: Signer, verifier: Verifier) -> None:
     header = bearer(signer, epoch=3)
     accepted = verifier.verify(header, NOW)
@@ -73,6 +74,7 @@ def test_a_wrong_claim_is_refused(
         verifier.verify(bearer(signer, **claims), NOW)
 
 
+@pytest.mark.promise("signed-limits")
 @pytest.mark.parametrize("age_s", [-30.0, 0.0, 60.0, 90.0])
 def test_a_token_may_be_60_s_old_and_clocks_30_s_apart(
     signer: Signer, verifier: Verifier, age_s: float
@@ -92,6 +94,7 @@ def test_a_missing_claim_is_refused(verifier: Verifier, tmp_path: Path, name: st
         verifier.verify(f"Bearer {token}", NOW)
 
 
+@pytest.mark.promise("limits-tokens")
 def test_an_older_leader_is_refused_once_a_newer_one_spoke(
     signer: Signer, verifier: Verifier
 ) -> None:

@@ -122,6 +122,7 @@ async def test_the_ranges_are_the_engines_own_once_it_runs(bench: Bench) -> None
     assert (await bench.put(sequences=32))[0] == 200
 
 
+@pytest.mark.promise("unknown-scheduler")
 async def test_an_unsupported_scheduler_is_told_as_such(bench: Bench) -> None:
     bench.region.write_scheduler(replace(RUNNING, supported=False))
     _, body = await bench.put()
@@ -178,6 +179,7 @@ def test_fragmentation_is_never_negative(reserved: int, allocated: int, ratio: f
     assert block.fragmentation_ratio == ratio
 
 
+@pytest.mark.promise("neighbor-memory")
 async def test_over_the_cap_shared_memory_says_stop(bench: Bench) -> None:
     for second in range(12):
         changed = bench.pod.observe_memory(MemoryUse(90, 100), float(second))

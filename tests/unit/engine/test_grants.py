@@ -153,6 +153,7 @@ WRONG: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.promise("grant-once", "grant-audience")
 @pytest.mark.parametrize("name", WRONG)
 async def test_a_wrong_grant_is_refused_before_it_costs_anything(
     app: TierMiddleware, vllm: Noting, name: str
@@ -182,6 +183,7 @@ def test_a_grant_passes_within_the_clocks_difference(tmp_path: Path) -> None:
     assert not passes(iat=NOW - 66, exp=NOW - 6)
 
 
+@pytest.mark.promise("grant-demanded")
 @pytest.mark.parametrize(
     ("method", "path"),
     [

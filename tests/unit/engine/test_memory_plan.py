@@ -33,6 +33,7 @@ from fleetkeeper_engine.supervisor.launch.model_files import lora_rank, read_fac
 SIZES = st.integers(0, 200 * GIB)
 
 
+@pytest.mark.promise("neighbor-memory")
 @given(
     limit=st.integers(256 * MIB, 512 * GIB),
     cap=st.integers(10, 80),

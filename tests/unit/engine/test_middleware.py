@@ -139,6 +139,7 @@ def headers(**values: str) -> list[tuple[bytes, bytes]]:
     return [(name.replace("_", "-").encode(), value.encode()) for name, value in values.items()]
 
 
+@pytest.mark.promise("own-priority")
 async def test_the_priority_is_ours_in_body_and_header_whatever_the_client_sent(
     make: Any, vllm: StandInVllm, region: Region
 ) -> None:
@@ -196,6 +197,7 @@ async def test_the_supervisors_own_requests_skip_everything(
     assert sum(block.outcomes) == 1
 
 
+@pytest.mark.promise("engine-port")
 @pytest.mark.parametrize(
     ("path", "host", "status"),
     [

@@ -48,6 +48,7 @@ class Worker:
         return "initialised"
 
 
+@pytest.mark.promise("memory-cap")
 def test_the_cap_is_armed_after_the_device_is_set_and_reported_in_shared_memory(
     region: Region,
 ) -> None:
@@ -100,6 +101,7 @@ def test_on_cpu_there_is_no_allocator_to_hold(region: Region) -> None:
     assert region.read_cap(0) is None
 
 
+@pytest.mark.promise("neighbor-memory")
 @given(st.floats(0.1, 0.95), st.integers(2**30, 2**38), st.floats(0.0, 1.0))
 def test_allocator_and_the_rest_stay_within_the_cap(cap: float, total: int, other: float) -> None:
     """What torch may take plus what lies outside it is at most the cap, or it is refused."""

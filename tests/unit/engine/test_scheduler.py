@@ -58,6 +58,7 @@ def test_the_reserve_is_filled_by_realtime_only(limit: int, running: int, first:
     assert active_sequences(limit, running, first, reserved=False) == limit
 
 
+@pytest.mark.promise("live-limits")
 def test_limits_are_in_force_at_the_next_schedule_and_nothing_else_is_touched(
     region: Region,
 ) -> None:
@@ -185,6 +186,7 @@ def test_limits_that_stay_are_those_worked_out_anew(
             assert len({live.record.cells.whole[SCHEDULER.cells[name]] for live in lives}) == 1
 
 
+@pytest.mark.promise("unknown-scheduler")
 def test_a_scheduler_without_the_attributes_runs_as_it_is_and_says_so(region: Region) -> None:
     """Another vLLM: live limits are not supported, nothing is set, counting goes on."""
 

@@ -92,6 +92,7 @@ def test_a_bad_field_is_named_in_one_line(changes: dict[str, Any], where: str) -
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.promise("engine-options")
 @pytest.mark.parametrize(
     "name",
     [

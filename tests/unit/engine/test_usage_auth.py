@@ -60,6 +60,7 @@ def test_another_token_is_refused(verifier: UsageVerifier, claims: dict[str, Any
         verifier.verify(f"Bearer {KEY.usage_token(POD, **claims)}", NOW)
 
 
+@pytest.mark.promise("grant-audience")
 def test_a_grant_is_no_token_for_usage_and_nothing_is_none(verifier: UsageVerifier) -> None:
     header = f"Bearer {KEY.grant(aud=POD)}"
     for text in (header, None, "", "Bearer", "Bearer a.b.c", f"Basic {KEY.usage_token(POD)}"):

@@ -55,6 +55,7 @@ def with_env(profile: EngineProfile, *listed: str) -> EngineProfile:
     return profile.model_copy(update={"env": listed})
 
 
+@pytest.mark.promise("variables-by-name")
 @pytest.mark.parametrize("name", REFUSED)
 def test_no_profile_lets_a_service_set_what_loads_code_or_redirects_secrets(name: str) -> None:
     """However it is listed: exactly, or by the beginning that profiles of today have."""
@@ -94,6 +95,7 @@ def test_tuning_goes_on_being_allowed() -> None:
     )
 
 
+@pytest.mark.promise("variables-from-secrets")
 def test_only_a_name_that_is_listed_exactly_comes_from_a_secret() -> None:
     """A value that vLLM or NCCL cannot read ends up in a log, and so does VLLM_LOGGING_PREFIX."""
     cuda = default_catalog().resolve("cuda")
@@ -127,6 +129,7 @@ def own_hub() -> ProfileCatalog:
     )
 
 
+@pytest.mark.promise("endpoints")
 def test_an_endpoint_of_the_profile_reaches_the_engine_and_no_service_changes_it() -> None:
     context = replace(default_context(), catalog=own_hub())
     profile = context.catalog.resolve("cuda")
@@ -167,6 +170,7 @@ def test_a_service_that_ran_with_it_before_keeps_its_pods_and_says_why(
     assert world.engine.template_hash == deployment.template_hash
 
 
+@pytest.mark.promise("system-priority")
 @pytest.mark.parametrize("of", ["engines", "routers"])
 def test_system_priority_is_the_administrators_to_allow(of: str) -> None:
     placement = {"placement": {"priorityClassName": "system-cluster-critical"}}
@@ -180,6 +184,7 @@ def test_system_priority_is_the_administrators_to_allow(of: str) -> None:
     assert decide_plan(World(common).snapshot(), default_context(), 0.0).actions
 
 
+@pytest.mark.promise("service-accounts")
 @pytest.mark.parametrize(
     ("allowed", "name", "is_allowed"),
     [
@@ -203,6 +208,7 @@ def test_a_service_account_is_the_administrators_to_allow(
     assert ("InvalidSpec" in str(plan.status)) != is_allowed
 
 
+@pytest.mark.promise("service-accounts")
 def test_an_engine_with_a_service_account_has_no_token() -> None:
     asked = parse_service(service(serviceAccountName="model-reader"))
     pod = desired_engine_template(asked, default_catalog().resolve("cuda"), default_context())

@@ -106,6 +106,7 @@ class Fleet:
         return [await self.tick() for _ in range(count)]
 
 
+@pytest.mark.promise("forged-series")
 async def test_a_busy_fleet_is_not_shrunk_because_prometheus_calls_it_idle() -> None:
     """The pods are asked before a replica goes, and they say that three could not hold what they hold."""
     fleet = Fleet(said=IDLE, true=BUSY)
@@ -157,6 +158,7 @@ async def test_a_true_overload_is_acted_on_within_half_a_minute() -> None:
     assert all(decisions[number].signals.is_direct for number in opened)
 
 
+@pytest.mark.promise("forged-series")
 async def test_pods_with_two_series_are_read_directly_and_count_as_measured() -> None:
     """That is no loss of Prometheus; the status says what is wrong and which setting helps."""
     fleet = Fleet(said=IDLE, true={}, disputed=True)

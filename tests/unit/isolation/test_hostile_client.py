@@ -52,6 +52,7 @@ async def send_hostile(app: object, request: HostileRequest) -> int | None:
     return call.sent[0]["status"] if call.sent else None
 
 
+@pytest.mark.promise("bounded-requests")
 @pytest.mark.slow
 async def test_no_request_breaks_the_middleware_or_leaves_anything_behind() -> None:
     """No exception, no 5xx, and all counts return to zero."""

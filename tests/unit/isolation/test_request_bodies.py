@@ -64,6 +64,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.promise("bounded-requests")
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_body_is_refused_before_vllm_and_holds_nothing(name: str) -> None:
     """vLLM would parse and validate it in the event loop, for seconds."""

@@ -55,6 +55,7 @@ async def test_a_number_hidden_in_a_long_text_is_counted_or_refused(value: str) 
     assert (status, told["error"]["param"], vllm.taken) == (422, "n", [])
 
 
+@pytest.mark.promise("bounded-requests")
 @pytest.mark.parametrize(
     ("path", "fields", "counted"),
     [

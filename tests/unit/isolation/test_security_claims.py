@@ -1,9 +1,8 @@
-"""Every claim of SECURITY.md names its tests, and its claims about pins and peers hold."""
+"""The claims of SECURITY.md about pins, peers and rights hold."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,30 +14,10 @@ from fleetkeeper_local.node.addons import desired_dns
 from tests.support.docs_commands import ROOT
 from tests.support.random_specs import random_services
 
-WITHOUT_TESTS = ("Reporting", "Not held by a test")
-"""Sections of SECURITY.md that claim nothing."""
-
-
-def _claims() -> Iterator[tuple[str, str]]:
-    """(section, line) of every bullet and every row of a table."""
-    section = ""
-    for line in (ROOT / "SECURITY.md").read_text().splitlines():
-        if line.startswith("## "):
-            section = line.removeprefix("## ")
-        elif line.startswith(("- ", "| ")) and "---" not in line and "| threat |" not in line:
-            yield section, line
-
-
-def test_every_claim_names_the_files_of_its_tests() -> None:
-    """A test of all pages checks that the files exist."""
-    claims = [line for section, line in _claims() if section not in WITHOUT_TESTS]
-    assert len(claims) >= 20
-    assert [line for line in claims if "`tests/" not in line] == []
-
-
 # -- what engines may call ---------------------------------------------------------------------------
 
 
+@pytest.mark.promise("engine-egress")
 def test_no_engine_of_any_service_may_call_any_address_on_a_port() -> None:
     """Every rule out of an engine names its peers, DNS too; the only wide one is HTTPS for hf://."""
     context = default_context()
@@ -68,6 +47,7 @@ def test_the_local_clusters_dns_is_among_the_default_peers() -> None:
 # -- supply chain --------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("python-pins")
 @pytest.mark.parametrize(
     "file", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda file: file.name
 )
@@ -84,6 +64,7 @@ def test_every_python_dependency_is_pinned_with_hashes(file: Path) -> None:
         assert "--hash=sha256:" in line, line
 
 
+@pytest.mark.promise("go-pins")
 def test_every_go_module_has_its_sums() -> None:
     modules = sorted((ROOT / "local").rglob("go.mod"))
     assert modules
@@ -92,6 +73,7 @@ def test_every_go_module_has_its_sums() -> None:
         assert not needs or module.with_name("go.sum").exists(), module
 
 
+@pytest.mark.promise("base-images")
 def test_base_images_are_named_by_digest_but_for_two() -> None:
     by_tag = set()
     for file in [*ROOT.glob("engine_image/Containerfile*"), ROOT / "operator" / "Containerfile"]:
@@ -101,6 +83,7 @@ def test_base_images_are_named_by_digest_but_for_two() -> None:
     assert by_tag == {"vllm-openai:v0.32.0", "python:3.12-slim-bookworm"}
 
 
+@pytest.mark.promise("no-secrets")
 def test_the_operator_names_no_secret_among_its_rights() -> None:
     """In the chart's text itself, whatever is rendered: the one right is that of the key job."""
     rules = (ROOT / "charts/fleetkeeper/templates/_helpers.tpl").read_text()

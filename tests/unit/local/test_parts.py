@@ -315,6 +315,7 @@ def test_a_build_says_what_why_and_how_long_before_it_begins(
     assert "installs the charts" in lines[1]
 
 
+@pytest.mark.promise("local-loopback")
 def test_every_component_listens_on_loopback_or_the_bridge_alone(tmp_path: Path) -> None:
     """No configuration that we write names an address of the outside, or all addresses."""
     settings = NodeSettings(directory=tmp_path)

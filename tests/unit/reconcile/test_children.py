@@ -76,6 +76,7 @@ def test_a_child_whose_labels_were_removed_is_repaired(key: tuple[Kind, str]) ->
     assert (write.kind, write.name, write.why) == (*key, "repair")
 
 
+@pytest.mark.promise("foreign-objects")
 @pytest.mark.parametrize("key", sorted(RESTING.children), ids=str)
 def test_a_foreign_object_under_a_childs_name_is_never_written(key: tuple[Kind, str]) -> None:
     """Stalled/NameConflict names it; it stays as it is."""

@@ -102,6 +102,7 @@ def test_a_profile_that_decides_about_compilation_is_not_overruled() -> None:
     assert "--enforce-eager" not in command
 
 
+@pytest.mark.promise("no-data-parallel")
 @pytest.mark.parametrize(
     ("argument", "says"),
     [

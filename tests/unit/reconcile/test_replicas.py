@@ -143,6 +143,7 @@ def test_a_contest_ends_with_a_change_of_the_spec() -> None:
     assert world.condition("Degraded") == ("False", "AsExpected")
 
 
+@pytest.mark.promise("stopped-by-hand")
 def test_stopped_is_reported_and_undone() -> None:
     """0 stops the engines and nothing else; letting go starts with the fewest."""
     world = settle(with_spec(AUTO, replicas=0))
@@ -198,6 +199,7 @@ def pod(name: str, cost: int = 0, *, ready: bool = True) -> Pod:
     return Pod(name, name, "chat", "engine", "rs", "hash", 0.0, ready=ready, deletion_cost=cost)
 
 
+@pytest.mark.promise("calm-fewer-replicas")
 @pytest.mark.parametrize(
     ("pods", "value", "load", "marks"),
     [

@@ -55,6 +55,7 @@ def test_a_wheel_contains_its_own_packages(
         assert (f"fleetkeeper/{name}" in files) == (package == "fleetkeeper")
 
 
+@pytest.mark.promise("images-without-local")
 def test_no_image_is_made_of_the_local_cluster() -> None:
     """What .dockerignore does not allow is in no build's context."""
     allowed = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
@@ -72,6 +73,7 @@ def test_the_operator_needs_neither_the_engine_nor_the_local_cluster() -> None:
     assert contract["dependencies"] == []
 
 
+@pytest.mark.promise("lock-pypi")
 def test_the_lock_names_public_registries_alone_and_a_hash_for_every_file() -> None:
     packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
     assert {

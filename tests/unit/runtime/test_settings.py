@@ -84,6 +84,7 @@ def test_two_processes_are_never_the_same_but_a_restarted_container_is(
     assert load_settings().process_identity == load_settings().process_identity == "uid-1"
 
 
+@pytest.mark.promise("keys-by-file")
 def test_what_is_shown_at_start_names_key_files_and_never_reads_them(tmp_path: Path) -> None:
     secret = tmp_path / "key.pem"
     secret.write_text("CANARY")

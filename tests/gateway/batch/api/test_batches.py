@@ -326,6 +326,7 @@ async def test_a_list_has_pages_newest_first(client: openai.AsyncOpenAI, file_id
         await client.batches.list(after="batch_" + "0" * 32)
 
 
+@pytest.mark.promise("batch-quotas")
 async def test_a_key_has_a_number_of_batches_that_have_not_ended() -> None:
     world = ApiWorld(BatchSettings(batch_key_active=3))
     async with world.running(), world.client() as client, world.client("two") as other:

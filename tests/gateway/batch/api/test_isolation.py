@@ -14,6 +14,7 @@ DATA = jsonl([line(1)])
 SECRET = "the-secret-question"
 
 
+@pytest.mark.promise("batch-isolation")
 async def test_a_file_of_another_key_is_like_one_that_does_not_exist(
     world: ApiWorld, client: openai.AsyncOpenAI, other: openai.AsyncOpenAI
 ) -> None:
@@ -35,6 +36,7 @@ async def test_a_file_of_another_key_is_like_one_that_does_not_exist(
     assert (await client.files.content(foreign)).content == DATA
 
 
+@pytest.mark.promise("batch-isolation")
 async def test_a_batch_of_another_key_is_like_one_that_does_not_exist(
     world: ApiWorld, client: openai.AsyncOpenAI, other: openai.AsyncOpenAI
 ) -> None:
@@ -53,6 +55,7 @@ async def test_a_batch_of_another_key_is_like_one_that_does_not_exist(
     assert world.batches.cancellations == {}
 
 
+@pytest.mark.promise("batch-paths")
 @pytest.mark.parametrize(
     "path",
     [

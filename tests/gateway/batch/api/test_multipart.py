@@ -102,6 +102,7 @@ async def test_what_is_no_form_is_refused(content_type: str) -> None:
     assert (refused.value.status, refused.value.code) == (400, "invalid_form")
 
 
+@pytest.mark.promise("batch-bounds")
 @pytest.mark.parametrize(
     "body",
     [

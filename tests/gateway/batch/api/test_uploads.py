@@ -171,6 +171,7 @@ def _asking(head: bytes) -> bytes:
     return head.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n")
 
 
+@pytest.mark.promise("batch-bounds")
 async def test_a_file_that_grows_too_large_is_refused_while_it_is_read(
     idle_world: ApiWorld,
 ) -> None:
@@ -217,6 +218,7 @@ async def test_a_client_that_stops_sending_is_cut_off(idle_world: ApiWorld) -> N
         assert stored(world) == []
 
 
+@pytest.mark.promise("batch-bounds")
 async def test_a_client_that_sends_little_by_little_is_cut_off(idle_world: ApiWorld) -> None:
     idle_world.set(client_timeout_s=1.0)
     async with idle_world.running() as world, world.connected() as raw:
@@ -285,6 +287,7 @@ async def test_a_key_has_a_number_of_bytes() -> None:
         assert stored(world) == [DATA, DATA]
 
 
+@pytest.mark.promise("batch-quotas")
 async def test_uploads_at_the_same_time_do_not_exceed_a_quota_together() -> None:
     world = ApiWorld(BatchSettings(batch_key_files=5))
     async with world.running(), world.client() as client:

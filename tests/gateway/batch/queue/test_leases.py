@@ -93,6 +93,7 @@ async def test_attempts_are_counted_over_all_ends(world: World) -> None:
     assert attempts == [1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9]
 
 
+@pytest.mark.promise("batch-results")
 async def test_a_result_counts_once(world: World) -> None:
     queue = await world.queue()
     record = await world.submit(queue, 3)

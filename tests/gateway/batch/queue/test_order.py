@@ -42,6 +42,7 @@ async def test_each_model_has_its_own_slots(world: World) -> None:
     assert not await queue.take({"four": 7, "one": 0}, 0)
 
 
+@pytest.mark.promise("batch-quotas")
 @pytest.mark.parametrize("slots", keep_first(1, [1, 5, 64], pytest.mark.exhaustive))
 async def test_many_small_batches_and_a_big_one_of_another_key_get_half_each(
     world: World, slots: int

@@ -38,6 +38,7 @@ async def everything_is_done_once(world: World, earlier: set[int], count: int) -
         assert sorted(map(int, world.done(record))) == list(range(count))
 
 
+@pytest.mark.promise("batch-results")
 @pytest.mark.parametrize(
     "reset", keep_first(1, ["killed", "emptied", "flushed"], pytest.mark.exhaustive)
 )

@@ -281,6 +281,7 @@ def _second(directory: Path, *, shared: bool) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.promise("batch-volumes")
 def test_a_second_process_is_refused_with_words(local: Storage, directory: Path) -> None:
     ended = _second(directory, shared=False)
     assert ended.returncode == 1

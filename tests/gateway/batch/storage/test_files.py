@@ -27,6 +27,7 @@ from tests.support.batch_storage import (
 )
 
 
+@pytest.mark.promise("batch-isolation")
 async def test_a_file_is_found_by_its_key_alone(storage: Storage) -> None:
     record = a_file(filename="größe.jsonl", expires=NOW + DAY)
     await put_file(storage, record)

@@ -74,6 +74,7 @@ async def test_objects_refuse_paths_that_lead_elsewhere(storage: Storage, trick:
         await storage.objects.list(f"{trick}/")
 
 
+@pytest.mark.promise("batch-paths")
 @given(key=st.text(max_size=40), name=st.text(max_size=60))
 def test_a_path_stays_below_its_key(key: str, name: str) -> None:
     """Whatever the texts are: it is refused, or a path of four parts below the key."""

@@ -43,6 +43,7 @@ def test_a_segment_that_is_cut_or_changed_is_torn(
         segments.decode(content[:cut] + bytes(len(content) - cut) + b"x")
 
 
+@pytest.mark.promise("batch-results")
 def test_names_sort_by_the_lowest_fence() -> None:
     fences = [0, 9, 10, 11, 255, 256, 4096, 10**9, segments.MAX_FENCE]
     names = [segments.new_name([*results([1], fence), *results([2], fence)]) for fence in fences]

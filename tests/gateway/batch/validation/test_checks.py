@@ -192,6 +192,7 @@ def test_a_bad_line_is_a_mistake_with_its_number(text: bytes, code: str) -> None
     assert codes(data) == [(3, code)]
 
 
+@pytest.mark.promise("batch-paths")
 @pytest.mark.parametrize(
     ("changes", "code", "param"),
     [

@@ -153,6 +153,7 @@ async def test_the_largest_lines_fit_into_the_memory_of_the_process(world: World
     assert {one.code for one in validated.mistakes} == {"duplicate_custom_id", "too_many_values"}
 
 
+@pytest.mark.promise("batch-bounds")
 async def test_another_process_does_the_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def checked_here(*_: object) -> None:
         raise AssertionError("a line was checked in this process")

@@ -65,6 +65,7 @@ async def test_files_cover_each_line_once_in_order(storage: Storage, memory_byte
     assert (file.filename, file.purpose) == (f"{record.id}_output.jsonl", "batch_output")
 
 
+@pytest.mark.promise("batch-results")
 @pytest.mark.parametrize("memory_bytes", [MEMORY_BYTES, 1])
 async def test_of_several_results_that_with_the_lowest_fence_counts(
     storage: Storage, memory_bytes: int

@@ -52,6 +52,7 @@ def test_each_part_of_the_section_changes_the_digest() -> None:
     assert len({digest_of(written(**section)) for section in sections}) == len(sections)
 
 
+@pytest.mark.promise("exposed-services")
 @pytest.mark.parametrize("kind", ["NodePort", "LoadBalancer"])
 def test_by_default_no_service_leaves_the_cluster(kind: str) -> None:
     """The running service stays as it is, and the status names the field and the setting."""

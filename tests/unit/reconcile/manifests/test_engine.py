@@ -152,6 +152,7 @@ def test_a_model_of_a_hub_is_downloaded_into_its_cache(
     assert (document["source"], document["revision"]) == ("acme/model", COMMIT)
 
 
+@pytest.mark.promise("keys-by-file")
 def test_a_token_is_named_and_never_read() -> None:
     """A Secret that is missing shows in the pod's status, because the reference is not optional."""
     model = {

@@ -203,6 +203,7 @@ CLIENTS_MATRIX = [
 ]
 
 
+@pytest.mark.promise("no-prompts-no-secrets", "no-prompts", "engine-port")
 @pytest.mark.parametrize("policy", ["LeastLoaded", "None"])
 @pytest.mark.parametrize(("clients", "source", "passes"), CLIENTS_MATRIX)
 def test_the_policy_decides_who_reaches_the_address(
@@ -231,6 +232,7 @@ def test_a_policy_without_a_selector_opens_to_nobody() -> None:
     assert not _world(closed).lets_through(NEIGHBOUR, ROUTER, 8080)
 
 
+@pytest.mark.promise("grant-demanded")
 def test_the_gateway_is_looked_for_in_the_operators_namespace() -> None:
     """Its labels alone are not enough: a tenant can give them to a pod."""
     context = replace(default_context(), operator_namespace="team-b")
@@ -262,6 +264,7 @@ HUB = {"source": "hf://acme/model", "revision": "a" * 40}
 OBJECTS = {"source": "s3://models/llama", "credentialsSecret": "s3-reader"}
 
 
+@pytest.mark.promise("engine-egress")
 @pytest.mark.parametrize(
     ("target", "port", "passes"),
     [
@@ -288,6 +291,7 @@ def _with_storage(context: PlanContext, endpoint: str | None) -> PlanContext:
     return replace(context, catalog=context.catalog.model_copy(update={"profiles": (cpu, opened)}))
 
 
+@pytest.mark.promise("engine-egress")
 @pytest.mark.parametrize(
     ("endpoint", "target", "port", "passes"),
     [

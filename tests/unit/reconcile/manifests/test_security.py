@@ -72,6 +72,7 @@ def _values(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
             yield from _values(item, (*path, "[]"))
 
 
+@pytest.mark.promise("restricted-pods")
 def test_pods_of_any_spec_are_restricted(built: Built) -> None:
     """Pod Security *restricted*, engines and routers."""
     templates = [
@@ -129,6 +130,7 @@ def test_the_checker_sees_each_breach(built: Built, change: Callable[[Manifest],
     assert violations_of_restricted(template)
 
 
+@pytest.mark.promise("own-namespace")
 def test_every_child_lies_in_the_namespace_of_its_service_and_names_it_as_owner(
     built: Built,
 ) -> None:
@@ -145,6 +147,7 @@ def test_every_child_lies_in_the_namespace_of_its_service_and_names_it_as_owner(
             assert owner["blockOwnerDeletion"] is False
 
 
+@pytest.mark.promise("own-namespace")
 def test_no_child_refers_to_another_namespace(built: Built) -> None:
     """All references are local names; only NetworkPolicy peers speak of other namespaces."""
     for service, children in built:
