@@ -9,17 +9,21 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Most of tests/unit and tests/cluster waits for others; what takes the whole machine runs alone (tests/conftest.py).
 WORKERS ?= 3
-# A lane is a selection of the tests (docs/development.md). `.ci/run` has the same one as `make test`.
+# A lane is a selection of the tests (docs/development.md). `.ci/run` has that of `make test` and a slice of the long lane.
 TESTS := tests/fault tests/unit tests/cluster tests/gateway tests/simulated tests/engine tests/e2e
 FAST := -m "not slow and not exhaustive" --hypothesis-profile=dev
 USUAL := -m "not exhaustive"
+# SLICE=auto adds the slice of the commit; a number adds that one.
+MERGE = $(PYTEST) -n $(WORKERS) $(if $(SLICE),--slice=$(SLICE),$(USUAL)) --processor-bound=$(MAX_PROCESSOR_S) $(TESTS)
+# Printed beside what a run took, not enforced: a processor that is shared or slow fails no test.
+MAX_PROCESSOR_S := 2000
 VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress seeds serve start_stages tiers usage usage_in_vllm usage_port
 EVERYTHING := --hypothesis-profile=exhaustive
 LOCAL := $(BIN)/python -m fleetkeeper_local
 DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
-.PHONY: help setup setup-engine check vet-all fmt generate lock programs demo-programs images push release up down demo demo-down test test-fast test-all test-unit test-cluster test-gateway test-fault test-simulated test-engine test-engine-previous test-e2e clean clean-caches
+.PHONY: help setup setup-engine check vet-all fmt generate lock programs demo-programs images push release up down demo demo-down test test-command test-fast test-slice test-all test-unit test-cluster test-gateway test-fault test-simulated test-engine test-engine-previous test-e2e clean clean-caches
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
@@ -30,12 +34,13 @@ setup: ## Make the virtual environment for the operator and the tests
 setup-engine: ## Make the virtual environment with torch and vLLM for CPU (6 GB)
 	@$(PYTHON) scripts/setup.py engine
 
-check: setup ## Format, lint, types, layers, generated files, locks
+check: setup ## Format, lint, types, layers, generated files, promises, locks
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/generate.py --check
+	@cd scripts && ../$(BIN)/python -m lanes.check
 	@$(BIN)/python scripts/check_go.py
 	@$(PYTHON) scripts/setup.py check-lock
 	@if [ -f charts/fleetkeeper/Chart.yaml ]; then \
@@ -88,7 +93,13 @@ test-fast: setup ## Pure tests without the slow ones: after each change
 	@$(PYTEST) -q -n 2 $(FAST) tests/unit
 
 test: check setup-engine programs ## Every promise on real parts, in one run of pytest: before a merge
-	@$(PYTEST) -n $(WORKERS) $(USUAL) $(TESTS)
+	@$(MERGE)
+
+test-command: # Print what `make test` runs once all is set up; .ci/run executes it, so that pytest's line is its last
+	@echo '$(MERGE)'
+
+test-slice: setup setup-engine programs ## One slice of the exhaustive tests: make test-slice N=2 (default: that of the commit)
+	@$(PYTEST) -n $(WORKERS) -m exhaustive --slice=$(or $(N),auto) $(TESTS)
 
 test-all: check setup-engine programs ## Every test: also soaks, whole crash matrices, the local cluster and the demo
 	@$(PYTEST) -n $(WORKERS) $(EVERYTHING) $(TESTS)

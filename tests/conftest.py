@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from lanes import plugin
 from tests.support import plane_fixtures
 from tests.support.lanes import EXAMPLES, USUAL
 
@@ -53,8 +54,14 @@ LAST: Final = (
 """Tests after which a shared engine is not as it was before, or has ended."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options of the lanes: slices, quarantine, durations, processor seconds."""
+    plugin.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the control plane's fixtures for every folder."""
+    """Registers the lanes, and the control plane's fixtures for every folder."""
+    config.pluginmanager.register(plugin.Lanes(config), "lanes")
     config.pluginmanager.register(plane_fixtures, "plane_fixtures")
 
 

@@ -17,6 +17,8 @@ from tests.support.service_world import steady
 
 LIGHT_PER_S: Final = 2.0
 
+pytestmark = pytest.mark.simulated
+
 
 @pytest.fixture
 def chromium() -> None:

@@ -47,6 +47,8 @@ AT_REST: Final = "Requests not admitted"
 LINES: Final = 5_000
 """Of a batch, so that it has a backlog until every query had data."""
 
+pytestmark = pytest.mark.simulated
+
 
 @pytest.fixture
 def prometheus(node: Node) -> Iterator[PrometheusConnect]:
