@@ -20,7 +20,7 @@ LINKED = ("charts", "crds", "examples")
 """What commands name, seen from the repository's root."""
 
 NOT_RUN: Mapping[str, str] = {
-    r"(DEMO_KUBECONFIG=.* )?make (demo|test|test-[a-z0-9]+|setup|setup-engine|check|programs|lock|images|help)\b": "a stage of its own: .ci/run, or the test itself",
+    r"((DEMO_KUBECONFIG|PYTEST_ADDOPTS)=.* )?make (demo|test|test-[a-z0-9]+|setup|setup-engine|check|programs|lock|images|help)\b": "a stage of its own: .ci/run, or the test itself",
     r"sudo ": "needs root and the whole machine; tests/e2e/test_node_lifecycle.py does the same",
     r"alias kubectl=|export KUBECONFIG=|fleetkeeper crds|fleetkeeper run": "goes with the control plane that the line before started",
     r".*record_decisions": "takes half a minute; tests/unit/repository/test_record_decisions.py runs a part",

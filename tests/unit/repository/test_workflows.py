@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -62,13 +63,26 @@ def test_actions_are_pinned_by_commit_and_leave_no_credentials(workflow: Path) -
                 assert step["with"]["persist-credentials"] is False
 
 
-@pytest.mark.parametrize(("workflow", "target"), [("ci", "test"), ("release", "release")])
-def test_a_workflow_runs_its_target_of_the_makefile(workflow: str, target: str) -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+def _commands(workflow: str) -> list[str]:
     jobs = _jobs(ROOT / f".github/workflows/{workflow}.yml")
-    commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
-    assert [line for line in commands if re.match(rf"make {target}\b", line)]
+    return [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+
+
+def test_ci_runs_its_script_with_all_commits() -> None:
+    """tests/unit/lanes holds that the script runs what `make test` runs."""
+    assert ".ci/run" in _commands("ci")
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    (checkout,) = (
+        step
+        for step in _jobs(ROOT / ".github/workflows/ci.yml")["test"]["steps"]
+        if "checkout" in step.get("uses", "")
+    )
+    assert checkout["with"]["fetch-depth"] == 0, "a shallow clone has no parent to run a test on"
+
+
+def test_the_release_runs_its_target_of_the_makefile() -> None:
+    assert re.search(r"^release:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [line for line in _commands("release") if re.match(r"make release\b", line)]
 
 
 def test_the_release_of_a_tag_is_signed_with_the_identity_of_its_workflow() -> None:
