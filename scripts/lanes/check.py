@@ -16,7 +16,7 @@ def problems(root: Path) -> list[str]:
     return [
         *quarantine.problems(root, entries, datetime.now(UTC).date()),
         *promises.problems(root, entries),
-        *slices.problems(slices.read_durations(root)),
+        *slices.problems(root, slices.read_durations(root)),
     ]
 
 

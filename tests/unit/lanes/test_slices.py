@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes import slices
-from lanes.marks import ROOT, read_tests
+from lanes.marks import ROOT
 from lanes.slices import SLICE_S, UNKNOWN_S, packed
 
 LONG = {"tests/a.py::one": 500.0, "tests/a.py::two": 200.0, "tests/b.py::one": 650.0}
 
 
 def _seconds(held: frozenset[str], durations: Mapping[str, float]) -> float:
-    return sum(durations.get(test, UNKNOWN_S) for test in held)
+    return sum(slices.expected_s(test, durations) for test in held)
 
 
 def test_tests_of_a_file_stay_together() -> None:
@@ -39,13 +39,13 @@ def test_a_file_that_is_longer_than_a_slice_is_divided() -> None:
 def test_a_test_that_is_longer_than_a_slice_is_in_none_and_is_named() -> None:
     durations = {"tests/a.py::long": SLICE_S + 1, "tests/a.py::short": 1.0}
     assert packed(durations, durations) == [frozenset({"tests/a.py::short"})]
-    (problem,) = slices.problems(durations)
+    (problem,) = slices.problems(ROOT, durations)
     assert "tests/a.py::long" in problem
 
 
-def test_a_test_without_a_duration_counts_as_one_of_the_usual_length() -> None:
-    in_a_slice = int(SLICE_S // UNKNOWN_S)
-    tests = [f"tests/a.py::{number:03}" for number in range(in_a_slice + 1)]
+def test_a_test_without_a_duration_counts_as_its_folder_says() -> None:
+    in_a_slice = int(SLICE_S // UNKNOWN_S["e2e"])
+    tests = [f"tests/e2e/a.py::{number:03}" for number in range(in_a_slice + 1)]
     assert sorted(len(held) for held in packed(tests, {})) == [1, in_a_slice]
 
 
@@ -70,6 +70,11 @@ def test_each_test_is_in_one_slice_no_slice_is_too_long_and_order_does_not_matte
     assert packed(shuffled, durations) == found
 
 
+def test_a_test_of_make_test_all_alone_is_in_no_slice() -> None:
+    others = ["tests/unit/a.py::test"]
+    assert packed([*slices.TEST_ALL_ONLY, *others], {}) == [frozenset(others)]
+
+
 def test_a_run_adds_what_it_measured_and_drops_tests_that_are_gone(tmp_path: Path) -> None:
     """A run may measure one slice of a file."""
     (tmp_path / "a.py").write_text("def test_new(): ...\ndef test_kept(): ...\n")
@@ -83,14 +88,16 @@ def test_a_run_adds_what_it_measured_and_drops_tests_that_are_gone(tmp_path: Pat
     assert list(merged.items()) == [("a.py::test_kept[1]", 2.0), ("a.py::test_new", 1.3)]
 
 
-def test_recorded_durations_are_those_of_tests_that_exist() -> None:
+def test_a_test_of_make_test_all_alone_that_is_gone_is_named(tmp_path: Path) -> None:
+    problems = list(slices.problems(tmp_path, {}))
+    assert len(problems) == len(slices.TEST_ALL_ONLY)
+    assert all("there is no test" in problem for problem in problems)
+
+
+def test_recorded_durations_are_sorted() -> None:
     recorded = slices.read_durations(ROOT)
     assert (ROOT / slices.FILE).read_text() == json.dumps(recorded, indent=0) + "\n"
     assert list(recorded) == sorted(recorded)
-    files = {ROOT / test.partition("::")[0] for test in recorded}
-    exist = {test.nodeid for test in read_tests(ROOT, sorted(files))}
-    assert {test.partition("[")[0] for test in recorded} <= exist
-    assert {test.partition("[")[0] for test in slices.TEST_ALL_ONLY} <= exist
 
 
 # -- the slice of a commit ---------------------------------------------------------------------------
