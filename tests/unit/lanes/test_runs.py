@@ -29,7 +29,8 @@ def pytest_configure(config):
 SETTINGS = """
 [tool.pytest.ini_options]
 markers = ["exhaustive: long"]
-addopts = ["--import-mode=importlib", "--strict-markers"]
+# Without the plugins that these tests do not need: each run would import them.
+addopts = ["--import-mode=importlib", "--strict-markers", "-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:asyncio"]
 """
 MAKEFILE = """
 setup:
