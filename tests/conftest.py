@@ -35,14 +35,19 @@ settings.load_profile(USUAL)
 sys.dont_write_bytecode = False
 
 STAGES: Final = ("fault", "cluster", "gateway", "simulated", "unit", "engine", "e2e")
-"""In the order they run: most of tests/cluster waits, so tests/unit runs beside it and after it."""
-WHOLE_MACHINE: Final = frozenset({"engine", "e2e"})
-"""A real vLLM takes every core, and there is one node a machine: these run one after another."""
+"""In the order they run: most of tests/cluster waits, so tests/unit runs beside it and after it.
+
+Tests of the node on simulated engines come before all: they are the longest row, and mostly wait.
+"""
+ONE_WORKER: Final = frozenset({"engine", "e2e"})
+"""There is one node a machine, and a real vLLM takes every core: these run one after another."""
 FIRST: Final = (
+    "fault/test_api_faults",
+    "cluster/chart/test_install",
     "cluster/isolation/test_restart_writes",
-    "cluster/operator/test_rollback",
-    "cluster/autoscale/test_prometheus.py",
-    "cluster/operator/test_crash",
+    "cluster/isolation/test_releases",
+    "cluster/isolation/test_size",
+    "cluster/operator/test_life",
 )
 """The longest files start first, so that no worker is left with one of them at the end."""
 LAST: Final = (
@@ -73,7 +78,14 @@ def _rank(item: pytest.Item) -> tuple[int, int]:
     stage = _stage(item.nodeid)
     place = next((rank for rank, name in enumerate(FIRST) if name in item.nodeid), len(FIRST))
     place += next((rank for rank, name in enumerate(LAST, start=1) if name in item.nodeid), 0)
+    if stage in ONE_WORKER and not _takes_the_machine(item):
+        return -1, place
     return STAGES.index(stage) if stage in STAGES else len(STAGES), place
+
+
+def _takes_the_machine(item: pytest.Item) -> bool:
+    """Return whether nothing may run beside a test: a real vLLM does, and the time of its steps is measured."""
+    return _stage(item.nodeid) in ONE_WORKER and item.get_closest_marker("simulated") is None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -82,11 +94,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scopes(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
-    """A file is one worker's; all that needs the whole machine is one worker's, and the last."""
+    """A file is one worker's; the node and real engines are one worker's, simulated engines first."""
 
     def _split_scope(self, nodeid: str) -> str:
         stage = _stage(nodeid)
-        return "whole machine" if stage in WHOLE_MACHINE else nodeid.split("::", 1)[0]
+        return "node and engines" if stage in ONE_WORKER else nodeid.split("::", 1)[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -108,8 +120,7 @@ def pytest_runtest_protocol(
     if not hasattr(item.config, "workerinput"):
         return (yield)
     with _lock_of(os.getppid()).open("w") as lock:
-        alone = _stage(item.nodeid) in WHOLE_MACHINE
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_EX if _takes_the_machine(item) else fcntl.LOCK_SH)
         return (yield)
 
 

@@ -1,6 +1,6 @@
 """A hostile client against one engine: a real vLLM behind the supervisor, whose log nobody reads meanwhile.
 
-`make test-fault` sends 10,000 requests, `make test-all` 1,000. FLEETKEEPER_TEST_SEED sets other ones.
+`make test` sends 200 requests, `make test-all` 1,000, `make test-fault` 10,000. FLEETKEEPER_TEST_SEED sets other ones.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import pytest
 import requests
 
 from tests.support.hostile_requests import HostileRequest, hostile_request
+from tests.support.lanes import keep_first
 from tests.support.supervised_engine import COMPILED, RunningEngine, StartEngine
 
-pytestmark = pytest.mark.exhaustive
-
-REQUESTS = 10_000 if os.environ.get("FLEETKEEPER_CAMPAIGN") == "long" else 1_000
+FEW, REQUESTS = 200, 10_000 if os.environ.get("FLEETKEEPER_CAMPAIGN") == "long" else 1_000
 SEED = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))
 AT_ONCE = 32
 ANSWER_S = 300.0
@@ -80,10 +79,10 @@ async def send_hostile(port: int, request: HostileRequest) -> int | None:
         writer.transport.abort()
 
 
-async def campaign(port: int, dice: random.Random) -> Counter[int | None]:
+async def campaign(port: int, dice: random.Random, count: int) -> Counter[int | None]:
     """All requests, so many at once; how they were answered."""
     statuses: Counter[int | None] = Counter()
-    left = iter(range(REQUESTS))
+    left = iter(range(count))
 
     async def client() -> None:
         for _ in left:
@@ -93,6 +92,7 @@ async def campaign(port: int, dice: random.Random) -> Counter[int | None]:
     return statuses
 
 
+@pytest.mark.exhaustive
 def test_logprobs_are_compiled_before_the_engine_is_ready(start: StartEngine) -> None:
     """Compilation takes up to 15 s on two cores, in which no step of the engine ends."""
     engine = start(fresh=True)
@@ -104,8 +104,9 @@ def test_logprobs_are_compiled_before_the_engine_is_ready(start: StartEngine) ->
 
 
 @pytest.mark.promise("bounded-requests")
+@pytest.mark.parametrize("count", keep_first(1, (FEW, REQUESTS), pytest.mark.exhaustive))
 def test_a_hostile_client_gets_no_5xx_ends_no_engine_and_leaves_no_memory(
-    engine: RunningEngine,
+    engine: RunningEngine, count: int
 ) -> None:
     """Prints how the event loop lagged and what memory the API server took."""
     print(f"\nseed {SEED}")
@@ -126,7 +127,9 @@ def test_a_hostile_client_gets_no_5xx_ends_no_engine_and_leaves_no_memory(
     thread.start()
     began = time.monotonic()
     try:
-        statuses = asyncio.run(campaign(engine.document["ports"]["serving"], random.Random(SEED)))
+        statuses = asyncio.run(
+            campaign(engine.document["ports"]["serving"], random.Random(SEED), count)
+        )
     finally:
         busy.over.set()
         thread.join()
@@ -136,7 +139,7 @@ def test_a_hostile_client_gets_no_5xx_ends_no_engine_and_leaves_no_memory(
     metrics = engine.metrics()
     after = server.memory_info().rss
     answered = sum(count for status, count in statuses.items() if status is not None)
-    print(f"{REQUESTS} requests in {took_s:.0f} s, {answered} answered: {dict(statuses)}")
+    print(f"{count} requests in {took_s:.0f} s, {answered} answered: {dict(statuses)}")
     for name, prober in (("quiet", quiet), ("campaign", busy)):
         waits = sorted(prober.waits_s)
         p50, p99 = (waits[int(part * (len(waits) - 1))] for part in (0.5, 0.99))

@@ -46,7 +46,7 @@ class Stage(Protocol):
 
     cluster: Cluster
 
-    def install(self, engines: EngineKind) -> Installation:
+    def install(self, engines: EngineKind = EngineKind.VLLM) -> Installation:
         """Install the product with these engines."""
 
     def put_model(self, namespace: str) -> None:
@@ -85,7 +85,7 @@ class LocalStage:
         self.node.up()
         self.cluster = Cluster(self.node.kubeconfig)
 
-    def install(self, engines: EngineKind) -> Installation:
+    def install(self, engines: EngineKind = EngineKind.VLLM) -> Installation:
         """Install images from this checkout, through the node's registry."""
         return install_on_node(self.node, engines)
 
@@ -134,7 +134,7 @@ class GivenStage:
     cluster: Cluster
     values: Path
 
-    def install(self, engines: EngineKind) -> Installation:
+    def install(self, engines: EngineKind = EngineKind.VLLM) -> Installation:
         """Install with the user's values, which have images for the engines."""
         del engines
         installation = Installation(self.cluster, yaml.safe_load(self.values.read_text()) or {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN
