@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -38,15 +39,15 @@ def test_sessions_stick_to_their_replica(pair: Fleet) -> None:
     await_routed(pair)
     homes = set()
     url = pair.base_url()
-    for session in range(8):
+    for _ in range(12):
+        # The router's hash spreads short names that are alike badly: eight of them can have one home.
+        session = {"X-Session-ID": uuid.uuid4().hex}
         before = requests_served(pair)
-        for _ in range(4):
-            complete(
-                url, pair.name, tokens=2, logprobs=None, **{"X-Session-ID": f"session-{session}"}
-            )
+        for _ in range(3):
+            complete(url, pair.name, tokens=2, logprobs=None, **session)
         after = requests_served(pair)
         gained = {name: after[name] - before[name] for name in after if after[name] > before[name]}
-        assert list(gained.values()) == [4], (session, gained)
+        assert list(gained.values()) == [3], (session, gained)
         homes |= set(gained)
     assert len(homes) == 2
 

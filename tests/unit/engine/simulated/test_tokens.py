@@ -26,11 +26,21 @@ ENGLISH = (
 def test_any_text_is_decoded_to_itself(text: str) -> None:
     tokens = encode(text)
     assert decode(tokens) == text
-    assert all(is_token(token) and token < 2**53 for token in tokens)
+    assert all(is_token(token) and token < 2**31 for token in tokens)
+
+
+def test_half_of_a_pair_becomes_the_replacement_character() -> None:
+    assert decode(encode("a\ud800b")) == "a\ufffdb"
 
 
 def test_english_has_about_four_characters_in_a_token() -> None:
     assert 3.5 <= len(ENGLISH) / len(encode(ENGLISH)) <= 5.0
+
+
+@given(st.integers(2**18, 2**32))
+def test_an_id_outside_the_vocabulary_is_no_token(token: int) -> None:
+    """Unless `encode` gives it for its text."""
+    assert is_token(token) == (encode(token_text(token)) == [token])
 
 
 @given(st.integers(0, 2**18 - 1))
