@@ -16,6 +16,7 @@ MAX_REPEATS: Final = 5
 PREPARED: Final = {
     "unit": ("setup",),
     "gateway": ("setup",),
+    "simulated": ("setup",),
     "cluster": ("setup", "programs"),
     "fault": ("setup", "programs"),
     "engine": ("setup", "setup-engine"),

@@ -51,7 +51,7 @@ def _without_hashes(text: str) -> str:
 def _rendered(*chart: str, values: dict[str, object] | None = None) -> str:
     """Return the chart with every component, so that it names all images."""
     options = ["--namespace", NAMESPACE, "--kube-version=1.36.3", "--plain-http"]
-    options.append("--set=gateway.enabled=true")
+    options.append("--set=gateway.enabled=true,simulatedEngines=true")
     return helm("template", RELEASE, *chart, *options, values=values)
 
 

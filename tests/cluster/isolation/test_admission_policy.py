@@ -41,6 +41,7 @@ def account(control_plane: ControlPlane) -> Iterator[Path]:
             {
                 "engineServiceAccounts": ["model-*", "reader"],
                 "exposedServiceTypes": ["LoadBalancer"],
+                "simulatedEngines": True,
                 "engineProfiles": {"cuda-0.32.0-1": {"objectStorage": {}}},
             },
             namespace=space,

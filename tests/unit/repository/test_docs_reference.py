@@ -118,7 +118,8 @@ def test_the_control_loops_gauges_are_those_of_the_page() -> None:
 
 
 def test_the_gauges_of_a_services_state_are_those_of_the_page() -> None:
-    assert _labels(gauges_of_service(SPEC, STATUS, 1)) == _listed(STATE_GAUGES)
+    status = {**STATUS, "engine": {"simulated": True}}
+    assert _labels(gauges_of_service(SPEC, status, 1)) == _listed(STATE_GAUGES)
 
 
 def _labels(

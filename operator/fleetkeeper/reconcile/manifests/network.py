@@ -151,8 +151,10 @@ def _policy(
     spec: Manifest = {
         "podSelector": {"matchLabels": selector(service.name, component)},
         "policyTypes": ["Ingress", "Egress"],
-        "egress": list(egress),
     }
+    # The API server drops an empty list, and a second apply of one would change the object again.
+    if outward := list(egress):
+        spec["egress"] = outward
     allowed = [rule for rule in ingress if rule is not None]
     if allowed:
         spec["ingress"] = allowed
