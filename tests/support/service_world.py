@@ -69,8 +69,8 @@ def complete(
 
 
 def simulated(**spec: Any) -> Live:
-    """The same service on simulated engines, which take a tenth of the memory and of a core."""
-    resources = {"cpu": "200m", "memory": "512Mi", "sharedMemory": "64Mi"}
+    """The same service on simulated engines, which leave the node to a real vLLM."""
+    resources = {"cpu": "20m", "memory": "512Mi", "sharedMemory": "64Mi"}
     return tiny(**{"engine": {"profile": "simulated"}, "resources": resources, **spec})
 
 
