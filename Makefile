@@ -20,6 +20,7 @@ MAX_PROCESSOR_S := 2000
 VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress seeds serve start_stages tiers usage usage_in_vllm usage_port
 EVERYTHING := --hypothesis-profile=exhaustive
 LOCAL := $(BIN)/python -m fleetkeeper_local
+DEMO_ENGINE = $(if $(ENGINE),--engines "$(ENGINE)" )
 DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
@@ -83,8 +84,8 @@ up: setup ## Start a real single-node Kubernetes on this machine (root)
 down: setup ## Remove that Kubernetes
 	@$(LOCAL) down
 
-demo: setup $(if $(CLUSTER),,$(if $(ENGINE),,setup-engine) demo-programs) ## The whole product on real parts: install, load, faults, a page and a figure (ENGINE=simulated: twenty simulated H100; CLUSTER=kind, k3d or minikube: there; DEMO_KUBECONFIG: on your cluster)
-	@$(BIN)/python -m fleetkeeper_local.demo up $(if $(ENGINE),--engines $(ENGINE)) $(DEMO_CLUSTER)
+demo: setup $(if $(CLUSTER),,$(if $(filter simulated,$(ENGINE)),,setup-engine) demo-programs) ## The whole product on real parts: install, load, faults, a page and a figure (ENGINE=simulated: twenty simulated H100; CLUSTER=kind, k3d or minikube: there; DEMO_KUBECONFIG: on your cluster)
+	@$(BIN)/python -m fleetkeeper_local.demo up $(DEMO_ENGINE)$(DEMO_CLUSTER)
 
 demo-down: setup ## Remove what the demo made
 	@$(BIN)/python -m fleetkeeper_local.demo down $(DEMO_CLUSTER)

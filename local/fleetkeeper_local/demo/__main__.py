@@ -98,7 +98,7 @@ def up(
     """
     began = time.monotonic()
     try:
-        broken = _run(_stage(tool, name), SCENARIOS[engines], out, rate, began)
+        broken = _run(_stage(tool, name, engines), SCENARIOS[engines], out, rate, began)
     except LocalError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
@@ -145,12 +145,12 @@ def _remove_namespaces(cluster: Cluster) -> str:
     return "removed the demo; the CRD stays, as the chart specifies"
 
 
-def _stage(tool: Tool | None, name: str) -> Stage:
+def _stage(tool: Tool | None, name: str, engines: EngineKind) -> Stage:
     given = os.environ.get("DEMO_KUBECONFIG")
     if tool:
         if given:
             raise LocalError("CLUSTER and DEMO_KUBECONFIG are both set; unset one of them")
-        return dev_images.prepare(DevCluster(tool, name, require_programs(tool)))
+        return dev_images.prepare(DevCluster(tool, name, require_programs(tool)), engines)
     if not given:
         return LocalStage(Node(read_settings(data_dir())))
     values = os.environ.get("DEMO_VALUES")

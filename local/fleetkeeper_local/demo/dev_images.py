@@ -13,7 +13,8 @@ from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.dev_cluster import DevCluster, Tool
-from fleetkeeper_local.demo.installation import ImageNames, product_values
+from fleetkeeper_local.demo.installation import ImageNames, product_values, unused_images
+from fleetkeeper_local.demo.scenario import EngineKind
 from fleetkeeper_local.demo.stage import GivenStage
 from fleetkeeper_local.images.builder import RECIPES
 
@@ -23,23 +24,27 @@ EXPECTED: Final = {
     "operator": "about 0.3 GB, a minute or two",
     "router": "about 0.3 GB, a minute or two",
     "engine": "about 7 GB, a quarter of an hour or more, 3 GB to download",
+    "simulated": "about 0.2 GB, a minute or two",
     "gateway": "about 0.3 GB, a minute or two",
 }
 API_SERVER_PORTS: Final = (443, 6443, 8443)
 """minikube's API server listens on the last; NetworkPolicies see the port behind the Service."""
 
 
-def prepare(dev: DevCluster) -> GivenStage:
-    """Return the cluster of a tool with the images in its nodes, ready for the demo.
+def prepare(dev: DevCluster, engines: EngineKind = EngineKind.VLLM) -> GivenStage:
+    """Return the cluster of a tool with the images of these engines in its nodes, ready for the demo.
 
     Raises:
         LocalError: a tool failed.
     """
-    say(
-        f"building with {dev.engine} and loading takes 35 GB of disk and half an hour the first time"
-    )
+    cost = {
+        EngineKind.VLLM: "35 GB of disk and half an hour",
+        EngineKind.SIMULATED: "about 3 GB of disk and five minutes",
+    }
+    say(f"building with {dev.engine} and loading takes {cost[engines]} the first time")
     cluster = dev.ensure()
-    built = {name: build(dev, name) for name in EXPECTED}
+    unused = unused_images([engines])
+    built = {name: build(dev, name) for name in EXPECTED if name not in unused}
     present = images_on_all_nodes(cluster)
     for image in built.values():
         if image in present:
@@ -47,7 +52,7 @@ def prepare(dev: DevCluster) -> GivenStage:
         else:
             load(dev, image)
     values = dev.directory / "values.yaml"
-    values.write_text(yaml.safe_dump(desired_values(ImageNames(**built))))
+    values.write_text(yaml.safe_dump(desired_values(ImageNames(**{"engine": "", **built}))))
     return GivenStage(cluster, values)
 
 

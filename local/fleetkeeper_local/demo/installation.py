@@ -146,11 +146,16 @@ def push_images(node: Node, engines: Collection[EngineKind] = tuple(EngineKind))
     `engines`: those that services may use; images of others are not built.
     """
     port = node.settings.registry_port
-    unused = {ENGINE_IMAGES[kind] for kind in EngineKind if kind not in engines}
+    unused = unused_images(engines)
     names = (found.name for found in fields(ImageNames))
     return ImageNames(
         **{name: "" if name in unused else builder.build(name).push(port) for name in names}
     )
+
+
+def unused_images(engines: Collection[EngineKind]) -> set[str]:
+    """Return the names of the images that only other engines need."""
+    return {ENGINE_IMAGES[kind] for kind in EngineKind if kind not in engines}
 
 
 def product_values(names: ImageNames) -> dict[str, Any]:

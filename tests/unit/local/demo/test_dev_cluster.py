@@ -414,16 +414,21 @@ def test_the_chart_accepts_the_values() -> None:
 @pytest.mark.parametrize(
     ("variables", "builds", "arguments"),
     [
-        ([], True, ""),
-        (["CLUSTER=k3d"], False, '--cluster "k3d"'),
-        (["CLUSTER=kind", "CLUSTER_NAME=a"], False, '--cluster "kind" --cluster-name "a"'),
+        ([], (True, True), ""),
+        (["ENGINE=simulated"], (True, False), '--engines "simulated"'),
+        (["CLUSTER=k3d"], (False, False), '--cluster "k3d"'),
+        (["CLUSTER=kind", "CLUSTER_NAME=a"], (False, False), '--cluster "kind" --cluster-name "a"'),
     ],
 )
-def test_make_builds_no_kubernetes_for_another_cluster(
-    variables: list[str], builds: bool, arguments: str
+def test_make_builds_for_the_demo_only_what_it_needs(
+    variables: list[str], builds: tuple[bool, bool], arguments: str
 ) -> None:
-    """Neither the node's programs nor the environment of vLLM are needed there."""
-    environment = {name: value for name, value in os.environ.items() if "CLUSTER" not in name}
+    """Neither the node's programs nor the environment of vLLM are needed in another cluster."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if "CLUSTER" not in name and name != "ENGINE"
+    }
     for target, verb in (("demo", "up"), ("demo-down", "down")):
         text = subprocess.run(
             ["make", "--dry-run", target, *variables],
@@ -433,9 +438,7 @@ def test_make_builds_no_kubernetes_for_another_cluster(
             text=True,
             check=True,
         ).stdout
-        assert f"fleetkeeper_local.demo {verb} {arguments}".strip() in text
+        given = "" if verb == "down" and "--engines" in arguments else arguments
+        assert f"fleetkeeper_local.demo {verb} {given}".strip() in text
         if target == "demo":
-            assert ("fleetkeeper_local build" in text, "setup.py engine" in text) == (
-                builds,
-                builds,
-            )
+            assert ("fleetkeeper_local build" in text, "setup.py engine" in text) == builds
