@@ -102,7 +102,8 @@ class Api:
         await exchange.answer(HTTPStatus.OK, to_json({"version": VERSION_TEXT}))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        text = self._engine.series.render(self._engine.gauges())
+        engine = self._engine
+        text = engine.series.render(engine.gauges(), engine.core.lateness)
         await exchange.answer(HTTPStatus.OK, text, "text/plain; version=0.0.4; charset=utf-8")
 
     async def _models(self, exchange: Exchange) -> None:

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
 from fleetkeeper_engine.in_vllm.usage.hooks import hook
 from fleetkeeper_engine.shm.ledger import LedgerReader, LedgerWriter, Tokens
-from fleetkeeper_engine.simulated.core import Prefill, SequenceOutput
+from fleetkeeper_engine.simulated.core import Lateness, Prefill, SequenceOutput
 from fleetkeeper_engine.simulated.processor import (
     Answer,
     Collector,
@@ -147,9 +147,12 @@ async def test_metrics_have_vllms_names_and_labels() -> None:
     found.process_outputs([SequenceOutput("a", 1, None, FIRST)], 10.5)
     found.process_outputs([SequenceOutput("a", 1, "length")], 11.0)
     found.abort_requests(["b"])
+    lateness = Lateness()
+    for late_s in (0.0004, 0.02, 7.0):
+        lateness.record(late_s)
     samples = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(series.render(IDLE).decode())
+        for family in text_string_to_metric_families(series.render(IDLE, lateness).decode())
         for sample in family.samples
     }
     model = (("engine", "0"), ("model_name", "tiny"))
@@ -172,3 +175,7 @@ async def test_metrics_have_vllms_names_and_labels() -> None:
     for reason, count in {"length": 1, "abort": 0, "stop": 0}.items():
         labels = (("engine", "0"), ("finished_reason", reason), ("model_name", "tiny"))
         assert samples["vllm:request_success_total", labels] == count
+    late = "fleetkeeper_simulated_step_lateness_seconds"
+    counts = {"0.001": 1, "0.01": 1, "0.02": 2, "5.0": 2, "+Inf": 3}
+    assert {edge: samples[f"{late}_bucket", (("le", edge),)] for edge in counts} == counts
+    assert samples[f"{late}_sum", ()] == pytest.approx(7.0204)
