@@ -155,7 +155,7 @@ def measure(arrivals: tuple[Arrival, ...], seconds: float, seed: int) -> Measure
     fleet.until(lambda: fleet.condition("MetricsAvailable").get("status") == "True", "metrics")
     url = stage.node.prometheus_url
     pods = EnginePods(fleet)
-    before, began_s = counts_of(url, 600.0), time.time()
+    before, began_s = counts_of(url, SCRAPED_S), time.time()
     with Recorder(stage.cluster.kubeconfig, NAMESPACE, TENANT, NAME) as recorder:
         cpu = psutil.cpu_times()
         once = Patience(attempts=1, request_timeout_s=300.0)
