@@ -105,6 +105,14 @@ def compared(
     """
     before = engine.metrics()
     seen = asyncio.run(all_streamed(engine, [(path, tier) for tier in tiers]))
+    # A client may have the last frame before the middleware has counted it.
+    frames = sum(len(one.times) - 1 for one in seen)
+
+    def are_counted() -> bool:
+        now = engine.metrics()
+        return sum(gained(before, now, f"{ITL}_count", tier) for tier in set(tiers)) >= frames
+
+    engine.wait_for(are_counted, f"{frames} gaps in the histograms", 60)
     after = engine.metrics()
     found = {}
     for tier in sorted(set(tiers)):
