@@ -9,14 +9,13 @@ import sys
 import tarfile
 from pathlib import Path
 
-from fleetkeeper.api import names
 from fleetkeeper.commands.bundle.archive import ROOT
 from fleetkeeper.commands.bundle.contents import CHILDREN
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.crds import install_crds
 from tests.support.operator_world import service
 
-CRDS = Path(__file__).resolve().parents[3] / "crds"
 NAMESPACE = "support-bundle"
 USER = "support-bundle-reader"
 
@@ -27,8 +26,7 @@ def test_a_user_with_few_rights_gets_a_bundle_that_says_so(
     kubectl, out = control_plane.kubectl, tmp_path / "b.tar.gz"
     kubectl("create", "namespace", NAMESPACE)
     try:
-        kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-        kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{names.CRD_NAME}")
+        install_crds(control_plane)
         body = {**service("chat"), "metadata": {"name": "chat", "namespace": NAMESPACE}}
         kubectl("create", "-f", "-", input=json.dumps(body))
         role = ("--verb=get,list", "--resource=inferenceservices.fleetkeeper.io")
