@@ -189,7 +189,7 @@ def _replicas(axis: Axes, run: Run) -> None:
     _marks(axis, run, changes, [float(row.get("to") or 0) for row in changes])
     axis.set_ylabel("replicas")
     most = max((value for _, value in (*allocated, *ready) if not isnan(value)), default=1.0)
-    axis.set_yticks(range(int(most) + 1))
+    axis.set_yticks(range(0, int(most) + 1, max(1, int(most) // 5)))
     axis.set_ylim(0, most + 0.9)
 
 
