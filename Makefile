@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Most of tests/unit and tests/cluster waits for others; what takes the whole machine runs alone (tests/conftest.py).
+# Most tests wait for other processes. The node and real engines have a worker each (tests/conftest.py).
 WORKERS ?= 4
 # A lane is a selection of the tests (docs/development.md). `.ci/run` has that of `make test` and a slice of the long lane.
 TESTS := tests/fault tests/unit tests/cluster tests/gateway tests/simulated tests/engine tests/e2e

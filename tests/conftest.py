@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import Generator
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -34,13 +29,13 @@ settings.load_profile(USUAL)
 # Else each worker compiles all tests again in each run: half of the time that collecting them takes.
 sys.dont_write_bytecode = False
 
-STAGES: Final = ("fault", "cluster", "gateway", "simulated", "unit", "engine", "e2e")
-"""In the order they run: most of tests/cluster waits, so tests/unit runs beside it and after it.
+STAGES: Final = ("e2e", "engine", "fault", "cluster", "gateway", "simulated", "unit")
+"""In the order they begin: most of tests/cluster waits, so tests/unit runs beside it and after it."""
+ROWS: Final = ("e2e", "engine")
+"""Each is one worker's, and both begin before all others: they are the longest, and mostly wait.
 
-Tests of the node on simulated engines come before all: they are the longest row, and mostly wait.
+There is one node a machine, and the tests of tests/engine share three engines.
 """
-ONE_WORKER: Final = frozenset({"engine", "e2e"})
-"""There is one node a machine, and a real vLLM takes every core: these run one after another."""
 FIRST: Final = (
     "fault/test_api_faults",
     "cluster/chart/test_install",
@@ -78,14 +73,7 @@ def _rank(item: pytest.Item) -> tuple[int, int]:
     stage = _stage(item.nodeid)
     place = next((rank for rank, name in enumerate(FIRST) if name in item.nodeid), len(FIRST))
     place += next((rank for rank, name in enumerate(LAST, start=1) if name in item.nodeid), 0)
-    if stage in ONE_WORKER and not _takes_the_machine(item):
-        return -1, place
     return STAGES.index(stage) if stage in STAGES else len(STAGES), place
-
-
-def _takes_the_machine(item: pytest.Item) -> bool:
-    """Return whether nothing may run beside a test: a real vLLM does, and the time of its steps is measured."""
-    return _stage(item.nodeid) in ONE_WORKER and item.get_closest_marker("simulated") is None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -94,11 +82,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scopes(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
-    """A file is one worker's; the node and real engines are one worker's, simulated engines first."""
+    """A file is one worker's, and so is a row."""
 
     def _split_scope(self, nodeid: str) -> str:
         stage = _stage(nodeid)
-        return "node and engines" if stage in ONE_WORKER else nodeid.split("::", 1)[0]
+        return stage if stage in ROWS else nodeid.split("::", 1)[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -106,28 +94,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
     """With `-n` the tests are shared out as `Scopes` says, in the order collected."""
     config.option.loadscopereorder = False
     return Scopes(config, log)
-
-
-def _lock_of(controller: int) -> Path:
-    return Path(tempfile.gettempdir()) / f"fleetkeeper-tests-{controller}.lock"
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(
-    item: pytest.Item, nextitem: pytest.Item | None
-) -> Generator[None, object, object]:
-    """A test that takes the whole machine waits until no other worker runs one, and runs alone."""
-    if not hasattr(item.config, "workerinput"):
-        return (yield)
-    with _lock_of(os.getppid()).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if _takes_the_machine(item) else fcntl.LOCK_SH)
-        return (yield)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Removes the workers' lock."""
-    if not hasattr(session.config, "workerinput"):
-        _lock_of(os.getpid()).unlink(missing_ok=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

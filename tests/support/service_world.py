@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -63,8 +64,12 @@ def complete(
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json", **headers},
     )
-    with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
-        found: Live = json.load(answer)
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
+            found: Live = json.load(answer)
+    except urllib.error.HTTPError as error:
+        error.add_note(error.read().decode(errors="replace"))
+        raise
     return found
 
 
