@@ -128,11 +128,20 @@ def shared_fleet(product: Installation) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def vllm_fleet(product: Installation, node: Node) -> Iterator[Fleet]:
-    """The tiny model on a real vLLM, for modules that take it as their `shared_fleet`."""
+    """The tiny model on a real vLLM, for modules that take it as their `shared_fleet`.
+
+    It may still start.
+    """
     with service_fleet(product, tiny(resources={"cpu": "800m"})) as fleet:
         put_model(product.cluster, node, fleet.namespace)
-        fleet.await_ready(1)
         yield fleet
+
+
+@pytest.fixture(scope="session")
+def vllm_ahead(request: pytest.FixtureRequest) -> None:
+    """Start the real vLLM beside the tests of this module, if a later one wants it."""
+    if any("vllm_fleet" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("vllm_fleet")
 
 
 @pytest.fixture

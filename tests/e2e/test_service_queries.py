@@ -47,7 +47,7 @@ AT_REST: Final = "Requests not admitted"
 LINES: Final = 5_000
 """Of a batch, so that it has a backlog until every query had data."""
 
-pytestmark = pytest.mark.simulated
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("vllm_ahead")]
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from fleetkeeper_local.demo.inject import freeze_engine, slowed_engine
 from fleetkeeper_local.demo.installation import PROFILE
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.node.node import Node
-from tests.support.lanes import keep_first
 from tests.support.model_image import push_model_image
 from tests.support.service_world import (
     HEAVY,
@@ -219,9 +218,8 @@ def _is_ordered(fleet: Fleet, replicas: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    "policy", keep_first(1, ("LeastLoaded", "PrefixAware"), pytest.mark.exhaustive)
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("policy", ["LeastLoaded", "PrefixAware"])
 def test_a_slow_replica_gets_fewer_requests(pair: Fleet, policy: str) -> None:
     """With a fifth of its CPU it answers later; the router counts what it has not answered."""
     asked = pair.live()["spec"]

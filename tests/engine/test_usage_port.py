@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,17 @@ class Reader:
         usage: dict[str, Any] = answer.json()["usage"]
         return usage
 
+    def is_attributed(self) -> bool:
+        """Whether a request, which this sends, is in the ledger under its attempt."""
+        attempt = f"trust-{secrets.token_hex(4)}"
+        self.complete(attempt, 1)
+        self.engine.wait_for(self.is_complete, "equal sums", 60)
+        return any(entry["attempt"] == attempt for entry in self.pages()[0])
+
+    def is_complete(self) -> bool:
+        """Whether the ledger holds each token that vLLM counted."""
+        return bool(self.pages()[1]["totals"] == self.counters())
+
     def counters(self) -> dict[str, int]:
         """vLLM's own."""
         metrics = self.engine.metrics()
@@ -83,6 +95,8 @@ def reader(engine: RunningEngine) -> Any:
     found = Reader(engine)
     file = write_grants(engine.signer.directory, grants_text(found.key, demanded=False))
     engine.wait_for(lambda: found.get().status_code == 200, "trust in the grant key", 60)
+    # vLLM's process reads the file on its own, once a second.
+    engine.wait_for(found.is_attributed, "an attempt with its grant", 60)
     yield found
     file.unlink()
     engine.wait_for(lambda: found.get().status_code == 401, "the end of the trust", 60)
@@ -93,11 +107,7 @@ def test_the_control_port_tells_what_each_attempt_took(reader: Reader) -> None:
     before = len(reader.pages()[0])
     told = {attempt: reader.complete(attempt, 7) for attempt in ("port-1", "port-2")}
     reader.engine.complete(5)
-
-    def equal() -> bool:
-        return bool(reader.pages()[1]["totals"] == reader.counters())
-
-    reader.engine.wait_for(equal, "equal sums", 60)
+    reader.engine.wait_for(reader.is_complete, "equal sums", 60)
     entries, page = reader.pages()
     assert page["counting"]
     assert page["errors"] == page["lost"] == 0

@@ -64,12 +64,8 @@ def complete(
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json", **headers},
     )
-    try:
-        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
-            found: Live = json.load(answer)
-    except urllib.error.HTTPError as error:
-        error.add_note(error.read().decode(errors="replace"))
-        raise
+    with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
+        found: Live = json.load(answer)
     return found
 
 
@@ -102,7 +98,11 @@ def service_fleet(product: Installation, manifest: Live) -> Iterator[Fleet]:
 
 def ask(fleet: Fleet, prompt: str, tokens: int) -> None:
     """Complete a prompt and drop the answer."""
-    complete(fleet.base_url(), fleet.name, prompt=prompt, tokens=tokens)
+    try:
+        complete(fleet.base_url(), fleet.name, prompt=prompt, tokens=tokens)
+    except urllib.error.HTTPError as error:
+        error.add_note(error.read().decode(errors="replace"))
+        raise
 
 
 def route(fleet: Fleet, routing: dict[str, str]) -> None:

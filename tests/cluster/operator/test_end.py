@@ -57,7 +57,7 @@ async def test_one_operator_serves_all_namespaces(world: World) -> None:
         await world.quiet()
         # Other tests may have left services on this control plane; they are served too.
         homes = Counter(write.namespace for write in world.writes(mark))
-        assert 1 <= homes[other] == homes[world.namespace] <= 10
+        assert all(1 <= homes[home] <= 10 for home in (other, world.namespace)), homes
 
         deployment = plane.get(DEPLOYMENT.path(other, "chat")) or {}
         plane.kubectl("-n", other, "delete", "deployment", "chat")
