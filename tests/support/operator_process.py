@@ -145,6 +145,9 @@ class OperatorProcess:
         try:
             async with asyncio.timeout(timeout_s):
                 await end.wait()
+        except TimeoutError as error:
+            error.add_note(self.log.read_text()[-3000:])
+            raise
         finally:
             loop.remove_reader(self.process.sentinel)
         self.process.join()
