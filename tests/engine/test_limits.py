@@ -22,7 +22,7 @@ CHANGES = 200
 PROMISED_S = 0.1
 PROMISED_STEPS = 2
 """A new limit is read within so many seconds or steps; steps hold on a crowded machine too."""
-SEEN = 600
+SEEN = 300
 """Tokens of a stream that is to be seen while it runs: with so many beside it, seconds on a quick machine."""
 SEEN_ALONE = 1000
 """The same of one that runs alone. What runs is said every 200 ms, and whoever looks may be halted for longer."""
