@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from fleetkeeper_contract.json_outline import SMALL_BYTES, Outline, RefusedBodyError
+from fleetkeeper_contract.bodies.outline import PART_BYTES
+from fleetkeeper_contract.bodies.reader import BodyReader, JsonBody
+from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_gateway.http.asgi import ClientGone, Receive
 from fleetkeeper_gateway.http.errors import Refusal, unavailable
+from fleetkeeper_gateway.http.request_fields import refusal_of
 
 MIN_BYTES_PER_S: Final = 32 * 1024
 """A body may take CLIENT_TIMEOUT_SECONDS, and the time that its bytes take at this rate."""
@@ -58,8 +61,8 @@ class Body:
         "_max_bytes",
         "_timeout_s",
         "data",
+        "json",
         "more",
-        "outline",
     )
 
     def __init__(self, budget: BodyBudget, max_bytes: int, timeout_s: float) -> None:
@@ -72,8 +75,8 @@ class Body:
         """The whole body, once it was read."""
         self.more = True
         """Whether the client has more to send."""
-        self.outline: Outline | None = None
-        """The outline of a body above 64 KiB."""
+        self.json: JsonBody | None = None
+        """What was read of a body above 64 KiB. A smaller one is read in one turn when it is needed."""
 
     @property
     def size(self) -> int:
@@ -99,7 +102,7 @@ class Body:
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
                 data = await self._part(receive)
-                if self.more or len(data) > SMALL_BYTES:
+                if self.more or len(data) > PART_BYTES:
                     data = await self._rest(data, receive, deadline, loop.time() + self._timeout_s)
         except TimeoutError:
             raise Refusal(
@@ -108,7 +111,7 @@ class Body:
                 f"The body arrived too slowly: {self._held} bytes in {self._timeout_s:.0f} s or more.",
             ) from None
         except RefusedBodyError as error:
-            raise Refusal(error.status, error.code, str(error), param=error.param) from None
+            raise refusal_of(error) from None
         self.data = data
 
     def release(self) -> None:
@@ -117,7 +120,7 @@ class Body:
             self._budget.give_back(self._key_id, self._held)
         self._held = 0
         self.data = b""
-        self.outline = None
+        self.json = None
 
     async def _part(self, receive: Receive) -> bytes:
         message = await receive()
@@ -136,24 +139,18 @@ class Body:
         self, first: bytes, receive: Receive, deadline: asyncio.Timeout, end: float
     ) -> bytes:
         # One buffer: a list of many small parts would take far more memory than their bytes.
-        data = bytearray(first)
-        outlined = 0
-        while True:
-            if len(data) > SMALL_BYTES and (not self.more or len(data) - outlined >= SMALL_BYTES):
-                await self._outline(data, outlined)
-                outlined = len(data)
-            if not self.more:
-                return bytes(data)
+        data, reader = bytearray(first), BodyReader()
+        while self.more:
+            if len(data) > PART_BYTES:
+                await _read_in_turns(reader, data, is_whole=False)
             deadline.reschedule(end + self._held / MIN_BYTES_PER_S)
             data += await self._part(receive)
-
-    async def _outline(self, data: bytearray, start: int) -> None:
-        """Outline what arrived. Other work on the event loop runs between two parts."""
-        if self.outline is None:
-            self.outline = Outline()
-        for place in range(start, len(data), SMALL_BYTES):
-            self.outline.feed(bytes(data[place : place + SMALL_BYTES]))
-            await asyncio.sleep(0)
+        whole = bytes(data)
+        del data
+        if len(whole) > PART_BYTES:
+            await _read_in_turns(reader, whole, is_whole=True)
+            self.json = reader.body
+        return whole
 
     def _check_size(self, size: int) -> None:
         if size > self._max_bytes:
@@ -162,6 +159,12 @@ class Body:
                 "body_too_large",
                 f"The body is larger than {self._max_bytes} bytes. Send less in one request.",
             )
+
+
+async def _read_in_turns(reader: BodyReader, data: bytes | bytearray, *, is_whole: bool) -> None:
+    """Read what arrived. Other work on the event loop runs between two turns."""
+    while reader.advance(data, is_whole=is_whole):  # noqa: ASYNC110 - it reads, and waits for nothing
+        await asyncio.sleep(0)
 
 
 async def discard(receive: Receive) -> None:

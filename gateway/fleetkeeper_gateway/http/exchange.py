@@ -163,12 +163,12 @@ class Exchange:
             )
         body = self._body
         await body.read(self._receive, headers.content_length, key.id)
-        fields = parse_fields(body.data, body.outline, self._path)
+        fields = parse_fields(body.data, body.json, self._path)
         service = choose_service(gateway.parts.services, key, fields.model, headers.service)
         self._service, self._model = service, fields.model
         baggage, grants = split_baggage(headers.baggage) if headers.baggage else ([], [])
         hops = next_hop(grants, gateway.parts.grants) if grants else 1
-        tokens = gateway.parts.estimate(body.size, fields.max_tokens, fields.choices)
+        tokens = gateway.parts.estimate(*fields.asked)
         self._admission = await gateway.parts.limiter.admit(Demand(key, tier, self._id, tokens))
         sending = self._loop.time()
         metrics.until_sent(tier.label).observe(sending - self._open.arrived)

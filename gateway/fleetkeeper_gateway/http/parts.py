@@ -37,8 +37,7 @@ class Parts:
     batch_tokens: BatchTokens
     audit: AuditLog
     estimate: Callable[[int, int | None, int], int]
-    """Returns the tokens that a request may use, from the bytes of its body, the most tokens of an
-    answer, and the number of answers."""
+    """Returns the tokens that a request may use, from what its body asks for."""
     background: tuple[Callable[[], Coroutine[None, None, None]], ...] = ()
     """What runs beside the requests, until it is cancelled."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fleetkeeper_contract.bodies.asked import BYTES_PER_TOKEN
 from fleetkeeper_gateway.interfaces import Demand, LimitRefused, TierLimits
 
 MINUTE_MS = 60_000.0
@@ -65,10 +66,10 @@ class Reading:
     window: Window
 
 
-def estimate_tokens(body_bytes: int, max_tokens: int | None, choices: int, cap: int) -> int:
-    """Return the tokens that a request may use: bytes / 4 + min(max_tokens, cap) * n."""
+def estimate_tokens(prompt_bytes: int, max_tokens: int | None, answers: int, cap: int) -> int:
+    """Return the tokens that a request may use: bytes / 4 + min(max_tokens, cap) * answers."""
     answer = cap if max_tokens is None else min(max(0, max_tokens), cap)
-    return math.ceil(body_bytes / 4) + answer * max(1, choices)
+    return math.ceil(prompt_bytes / BYTES_PER_TOKEN) + answer * max(1, answers)
 
 
 def duration(milliseconds: float) -> str:

@@ -37,7 +37,10 @@ def test_the_paths_are_those_of_the_engine() -> None:
         (b'{"model": "m"', "invalid_json"),
         (b'{"model": "m"} {}', "invalid_json"),
         (b'{"model": "\xff"}', "invalid_json"),
-        ('{"model": "m"}'.encode("utf-16"), "invalid_json"),
+        ('{"model": "m"}'.encode("utf-16"), "encoding_not_supported"),
+        ('{"model": "m"}'.encode("utf-8-sig"), "encoding_not_supported"),
+        (b'{"model": "m", "metadata": {"a": 1, "a": 2}}', "duplicate_field"),
+        (b'{"model": "m", "x": NaN}', "invalid_json"),
         (b"model=m", "invalid_json"),
         (b'{"model": "m", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", "too_deep"),
         (b'{"model": "m", "previous_response_id": "r"}', "stateful_responses_not_supported"),
@@ -52,9 +55,8 @@ async def test_an_unclear_body_is_refused(world: World, body: bytes, code: str) 
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"model": "m", "metadata": {"a": 1, "a": 2}}',
         b'{"model": "m", "previous_response_id": null, "max_tokens": "many", "n": -1}',
-        b'\n{"model": "m", "big": 123456789012345678901234567890, "x": NaN}\n',
+        b'\n{"model": "m", "big": 123456789012345678901234567890}\n',
     ],
 )
 async def test_what_the_gateway_need_not_understand_is_left_to_the_engine(
@@ -70,6 +72,9 @@ async def test_a_large_body_is_read_as_a_small_one(world: World, long: bool) -> 
     text = "x" * (200_000 if long else 1)
     assert await world.refused(chat(a=text)[:-1] + b', "model": "m"}') == (400, "duplicate_field")
     assert await world.refused(json.dumps({"prompt": text}).encode()) == (400, "missing_model")
+    assert await world.refused(chat(a=text, model=" m")) == (404, "model_not_found")
+    assert await world.refused(chat(a=text, model="m" * 257)) == (400, "missing_model")
+    assert await world.refused(b"\xef\xbb\xbf" + chat(a=text)) == (400, "encoding_not_supported")
     async with world.post(chat(a=text, max_tokens=5, n=2, tokens=list(range(9)))) as response:
         assert response.status == 200
     size = len(world.upstream.received[0].body)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_contract.bodies.reader import read_body
 from fleetkeeper_engine.in_vllm.http.request_shape import (
     Route,
     Shape,
     route_of,
-    sequences_of,
     shape_of,
     with_priority,
 )
@@ -43,45 +43,8 @@ PATHS = {"input": "/v1/embeddings", "documents": "/rerank"}
 def test_slots_are_counted_in_sequences(fields: dict[str, Any], sequences: int) -> None:
     """Choices times prompts; nonsense counts as one, and vLLM refuses it."""
     path = next((path for name, path in PATHS.items() if name in fields), COMPLETIONS)
-    assert shape_of(json.dumps(fields).encode(), path) == Shape(sequences, has_priority=False)
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"5", b"{", b"\xff\xfe"])
-def test_what_is_no_object_has_no_shape(body: bytes) -> None:
-    """vLLM says what is wrong with it."""
-    assert shape_of(body, COMPLETIONS) is None
-
-
-JSON_TEXTS = st.dictionaries(
-    st.sampled_from(["n", "prompt", "priority", "background", "x"]),
-    st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4),
-).map(json.dumps)
-
-
-@given(
-    st.binary(max_size=30)
-    | st.builds(
-        lambda before, text, after, encoding: (before + text + after).encode(encoding),
-        st.sampled_from(["", " ", "\n\t", "[", "\ufeff"]),
-        JSON_TEXTS | st.just('{"n": NaN}') | st.just('{"n": "\\ud800"}'),
-        st.sampled_from(["", " \r\n", "{}", " 1", "\0", "\u00a0"]),
-        st.sampled_from(["utf-8", "utf-16", "utf-16-le", "utf-32-le", "utf-8-sig"]),
-    )
-)
-def test_a_body_is_read_as_vllm_reads_it(body: bytes) -> None:
-    """The short way for plain objects takes and refuses what the standard library does."""
-    try:
-        fields = json.loads(body)
-    except ValueError:
-        fields = None
-    shape = shape_of(body, COMPLETIONS)
-    if not isinstance(fields, dict):
-        assert shape is None
-        return
-    assert shape == Shape(
-        sequences_of(fields, COMPLETIONS),
-        "priority" in fields,
-        in_background=fields.get("background") not in (None, False),
+    assert shape_of(read_body(json.dumps(fields).encode()), path) == Shape(
+        sequences, has_priority=False
     )
 
 
@@ -97,8 +60,7 @@ def test_a_body_keeps_all_but_its_priority(
 ) -> None:
     """However it is written, only `priority` differs."""
     body = space + json.dumps(fields).encode() + space
-    shape = shape_of(body, COMPLETIONS)
-    assert shape is not None
+    shape = shape_of(read_body(body), COMPLETIONS)
     assert json.loads(with_priority(body, shape, priority)) == {**fields, "priority": priority}
 
 

@@ -203,7 +203,7 @@ async def test_a_refused_request_says_why_and_when_to_come_again(
     [
         (b"gold", BODY, ("refused", "unknown_tier", 400)),
         (b"", b'{"n": 99, "prompt": "x"}', ("refused", "too_many_sequences", 422)),
-        (b"", b"{oops", ("passed_on", None, None)),
+        (b"", b"{oops", ("refused", "invalid_json", 400)),
     ],
 )
 async def test_what_is_wrong_with_a_request_is_in_its_span(

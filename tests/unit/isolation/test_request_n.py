@@ -6,10 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
+from fleetkeeper_contract.bodies.asked import whole
+from fleetkeeper_contract.bodies.reader import read_body
+from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Ticket
-from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 from fleetkeeper_engine.in_vllm.http.request_shape import (
     MAX_POOLED,
     Shape,
@@ -18,15 +23,14 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
 )
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
+from tests.support.lanes import examples
 from tests.support.middleware_calls import Call, StandInVllm, running_middleware
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 
 
 def sequences(path: str, **fields: Any) -> int:
-    shape = shape_of(json.dumps(fields).encode(), path)
-    assert shape is not None
-    return shape.sequences
+    return shape_of(read_body(json.dumps(fields).encode()), path).sequences
 
 
 @pytest.mark.parametrize("value", [1000, "1000", 1000.0, "1000.0", " 1000 ", "1_000", "+1000"])
@@ -43,14 +47,31 @@ def test_what_vllm_takes_for_one_or_refuses_counts_as_one(value: object) -> None
     assert sequences(COMPLETIONS, prompt="a", n=value) == 1
 
 
+@examples(300)
+@given(
+    st.text(st.sampled_from("0123456789+-_. \t\n\u00a0\u2009ex\u0663"), max_size=6)
+    | st.integers()
+    | st.floats(-1e6, 1e6)
+    | st.booleans()
+    | st.sampled_from(["0__9", "-0__0", "1_0.00"])
+)
+def test_a_number_that_pydantic_reads_counts_as_that_number(value: object) -> None:
+    """vLLM's classes read it. What they refuse may count as anything."""
+    try:
+        number = TypeAdapter(int).validate_python(value)
+    except ValidationError:
+        return
+    read = whole(read_body(json.dumps({"n": value}).encode()), value)
+    assert max(1, read or 1) == max(1, number)
+
+
 @pytest.mark.parametrize("value", [" " * 300 + "1000", "0" * 300 + "1000"])
-async def test_a_number_hidden_in_a_long_text_is_counted_or_refused(value: str) -> None:
-    """vLLM strips spaces and zeros; of a large body long texts are not kept."""
-    small = {"prompt": "x", "n": value}
-    assert sequences(COMPLETIONS, **small) == 1000
+@pytest.mark.parametrize("size", [1, 100_000])
+async def test_a_number_hidden_in_a_long_text_is_refused(value: str, size: int) -> None:
+    """vLLM strips spaces and zeros, any number of them."""
     vllm = StandInVllm()
     with running_middleware(vllm) as app:
-        body = json.dumps({**small, "prompt": "x" * 100_000}).encode()
+        body = json.dumps({"n": value, "prompt": "x" * size}).encode()
         status, _, told = await Call(app, body).answer()
     assert (status, told["error"]["param"], vllm.taken) == (422, "n", [])
 

@@ -6,8 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
+from fleetkeeper_contract.bodies.outline import PART_BYTES
+from fleetkeeper_contract.bodies.reader import BodyReader, JsonBody, read_body
+from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_engine.in_vllm.http.asgi import ClientGone, Message, Receive
-from fleetkeeper_engine.in_vllm.http.request_bounds import SMALL_BYTES, Outline, RefusedBodyError
 
 MIB: Final = 1024**2
 _GRACE_S = 10.0
@@ -55,7 +57,6 @@ class Intake:
         "_started",
         "_task",
         "body",
-        "outline",
     )
 
     def __init__(self, budget: BodyBudget, max_bytes: int, now: float) -> None:
@@ -68,11 +69,9 @@ class Intake:
         self._task: asyncio.Task[object] | None = None
         self.body = b""
         """The whole body, once it was read."""
-        self.outline: Outline | None = None
-        """The outline of a body above 64 KiB."""
 
-    async def read(self, receive: Receive, declared: bytes | None) -> None:
-        """Read the whole body.
+    async def read(self, receive: Receive, declared: bytes | None) -> JsonBody:
+        """Return the whole body, and keep its bytes.
 
         Args:
             receive: the client's side.
@@ -80,8 +79,8 @@ class Intake:
 
         Raises:
             ClientGone: if the client hung up before the end.
-            RefusedBodyError: if the body is too large, too slow or has too many values, or if too
-                many bytes are buffered already.
+            RefusedBodyError: if the body is too large, too slow, not JSON or beyond a bound, or if
+                too many bytes are buffered already.
         """
         self._task = asyncio.current_task()
         self._budget.receiving.add(self)
@@ -89,8 +88,9 @@ class Intake:
             if declared is not None and declared.isdigit() and len(declared) < 20:
                 self._check_size(int(declared))
             self.body = self._add(await receive())
-            if self._more or self._size > SMALL_BYTES:
-                self.body = await self._all(self.body, receive)
+            if self._more or self._size > PART_BYTES:
+                return await self._read_rest(receive)
+            return read_body(self.body)
         except RefusedBodyError:
             self.release()
             await self._discard(receive)
@@ -108,7 +108,6 @@ class Intake:
         self._budget.held -= self._size
         self._size = 0
         self.body = b""
-        self.outline = None
 
     def abort_if_slow(self, now: float) -> None:
         """Cancel the read if it takes longer than its size allows."""
@@ -136,27 +135,18 @@ class Intake:
             raise asyncio.CancelledError
         self._task.uncancel()
 
-    async def _all(self, part: bytes, receive: Receive) -> bytes:
-        parts, unread, unread_bytes = [part], [part], len(part)
+    async def _read_rest(self, receive: Receive) -> JsonBody:
+        # One buffer: a list of many small parts would take far more memory than their bytes.
+        data, reader = bytearray(self.body), BodyReader()
         while self._more:
-            part = self._add(await receive())
-            parts.append(part)
-            unread.append(part)
-            unread_bytes += len(part)
-            if self._size > SMALL_BYTES and unread_bytes >= SMALL_BYTES:
-                await self._outline(b"".join(unread))
-                unread, unread_bytes = [], 0
-        if self._size > SMALL_BYTES:
-            await self._outline(b"".join(unread))
-        return b"".join(parts)
-
-    async def _outline(self, text: bytes) -> None:
-        if self.outline is None:
-            self.outline = Outline()
-        for start in range(0, len(text), SMALL_BYTES):
-            self.outline.feed(text[start : start + SMALL_BYTES])
-            # Other work on the event loop runs between two parts.
-            await asyncio.sleep(0)
+            data += self._add(await receive())
+            if len(data) > PART_BYTES:
+                await _read_in_turns(reader, data, is_whole=False)
+        self.body = bytes(data)
+        del data
+        if len(self.body) > PART_BYTES:
+            await _read_in_turns(reader, self.body, is_whole=True)
+        return reader.body or read_body(self.body)
 
     def _add(self, message: Message) -> bytes:
         if message["type"] == "http.disconnect":
@@ -165,7 +155,7 @@ class Intake:
         self._more = message.get("more_body", False)
         budget = self._budget
         size = self._size + len(part)
-        max_bytes = budget.max_small if size <= SMALL_BYTES else budget.max_large
+        max_bytes = budget.max_small if size <= PART_BYTES else budget.max_large
         if size > self._max_bytes or budget.held + len(part) > max_bytes:
             self._check_size(size)
             raise RefusedBodyError(
@@ -182,3 +172,9 @@ class Intake:
                 "body_too_large",
                 f"The body is larger than {self._max_bytes} bytes. Send less in one request.",
             )
+
+
+async def _read_in_turns(reader: BodyReader, data: bytes | bytearray, *, is_whole: bool) -> None:
+    """Read what arrived. Other work on the event loop runs between two turns."""
+    while reader.advance(data, is_whole=is_whole):  # noqa: ASYNC110 - it reads, and waits for nothing
+        await asyncio.sleep(0)

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable
 
+from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_engine.in_vllm.http.asgi import Inbox, Message, Send
-from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 
 
 class Lane:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
 from fleetkeeper_engine.in_vllm.http.access import INTERNAL, Access, is_from_loopback
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
@@ -45,7 +46,6 @@ from fleetkeeper_engine.in_vllm.http.replies import (
     unknown_path,
     unknown_tier,
 )
-from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 from fleetkeeper_engine.in_vllm.http.request_shape import (
     Route,
     Shape,
@@ -244,7 +244,7 @@ class TierMiddleware:
         send: Send,
         intake: Intake,
     ) -> tuple[Ticket, Shape] | None:
-        """Return a request's ticket and shape; None if it was answered here, or passed on unchanged."""
+        """Return a request's ticket and shape; None if it was answered here."""
         arrived = self._clock()
         identity = identity_of(scope)
         name = headers.get(_TIER, b"")
@@ -281,20 +281,14 @@ class TierMiddleware:
         intake: Intake,
     ) -> Shape | None:
         try:
-            await intake.read(inbox.client, headers.get(b"content-length"))
-            shape = shape_of(intake.body, scope["path"], intake.outline)
-            if shape is not None:
-                check_sequences(shape, scope["path"], self._max_sequences)
+            body = await intake.read(inbox.client, headers.get(b"content-length"))
+            shape = shape_of(body, scope["path"])
+            check_sequences(shape, scope["path"], self._max_sequences)
         except ClientGone:
             return None
         except RefusedBodyError as error:
             self._shared_state.rejected += 1
             await refuse_body(send, error)
-            return None
-        if shape is None:
-            inbox.replay(intake)
-            use(scope)
-            await self._app(scope, inbox.receive, send)
             return None
         if shape.in_background and allows_background(scope["path"]):
             self._shared_state.rejected += 1
@@ -309,8 +303,8 @@ class TierMiddleware:
         intake = Intake(self._bodies, self._bodies.limits.tokenizer_bytes, self._clock())
         inbox = Inbox(receive)
         try:
-            await intake.read(inbox.client, headers.get(b"content-length"))
-            shape_of(intake.body, scope["path"], intake.outline)
+            body = await intake.read(inbox.client, headers.get(b"content-length"))
+            shape_of(body, scope["path"])
             if not await self._lane.acquire(inbox):
                 return
             place = Place(self._lane, send)

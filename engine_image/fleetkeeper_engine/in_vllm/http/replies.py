@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_contract.headers import TIER_HEADER
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal
 from fleetkeeper_engine.in_vllm.http.asgi import (
@@ -15,7 +16,6 @@ from fleetkeeper_engine.in_vllm.http.asgi import (
     first_headers,
 )
 from fleetkeeper_engine.in_vllm.http.latencies import StreamTimer, is_stream
-from fleetkeeper_engine.in_vllm.http.request_bounds import RefusedBodyError
 from fleetkeeper_engine.shm.layout import Outcome, Tier
 
 CLOSE: Headers = [(b"connection", b"close")]

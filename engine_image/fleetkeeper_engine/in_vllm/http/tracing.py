@@ -34,7 +34,7 @@ from fleetkeeper_engine.in_vllm.http.request_shape import Route, route_of
 from fleetkeeper_engine.in_vllm.http.span_export import start_tracer
 
 OUTCOME = "fleetkeeper.admission.outcome"
-"""admitted, refused, cancelled, or passed_on: the body is no JSON object, and vLLM answers."""
+"""admitted, refused, or cancelled."""
 REASON = "fleetkeeper.admission.reason"
 """Of a refusal: the `code` of its error, for example queue_full."""
 RETRY_AFTER = "fleetkeeper.admission.retry_after_seconds"
@@ -106,9 +106,7 @@ class TracedTierMiddleware:
     def _inner(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         admission = scope.get(_SPAN)
         if admission is not None:
-            # The client's priority was removed, so a priority means that admission has set one.
-            admitted = _PRIORITY in first_headers(scope)
-            admission.end("admitted" if admitted else "passed_on")
+            admission.end("admitted")
         return self._app(scope, receive, send)
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from fleetkeeper_contract.json_outline import SMALL_BYTES, Outline, RefusedBodyError
-from fleetkeeper_gateway.http.request_fields import asked_tokens
+from fleetkeeper_contract.bodies.asked import Asked, asked_of
+from fleetkeeper_contract.bodies.reader import JsonBody, read_body
+from fleetkeeper_contract.bodies.refused import RefusedBodyError
+from fleetkeeper_gateway.http.request_fields import MAX_MODEL
 
 MAX_ID: Final = 512
 """Characters of a custom_id."""
-MAX_MODEL: Final = 256
+_CODES: Final = {
+    "invalid_json": "invalid_json_line",
+    "encoding_not_supported": "invalid_json_line",
+    "duplicate_field": "duplicate_key",
+}
+"""Codes of a line for those of a body."""
 _SHOWN = 100
 _WRAPPER: Final = len('{"custom_id":"","method":"POST","url":"","body":}')
 """Bytes of a line around its ID, its address and its body."""
@@ -24,16 +30,6 @@ class BadLine(Exception):
         super().__init__(message)
         self.code = code
         self.param = param
-
-
-class Asked(NamedTuple):
-    """What a line asks of an engine."""
-
-    body_bytes: int
-    """About: the body is not written again to count its bytes."""
-    max_tokens: int | None
-    """Tokens of an answer. None: the engine decides."""
-    choices: int
 
 
 class LineChecker:
@@ -55,8 +51,9 @@ class LineChecker:
         Raises:
             BadLine: with its first mistake.
         """
-        fields = _parse(text)
-        custom_id = self._check_id(number, fields)
+        line = _read(text)
+        fields = line.fields
+        custom_id = self._check_id(number, line)
         if _required(fields, "method") != "POST":
             raise BadLine("invalid_method", "The method must be POST.", "method")
         if _required(fields, "url") != self._endpoint:
@@ -68,18 +65,19 @@ class LineChecker:
         body = _required(fields, "body")
         if not isinstance(body, dict):
             raise BadLine("invalid_body", "The body must be a JSON object.", "body")
-        self._check_model(body)
+        self._check_model(line, body)
         stream = body.get("stream")
         if stream is not None and stream is not False:
             raise BadLine(
                 "stream_not_supported", "A line has one answer: leave stream out.", "body.stream"
             )
         around = _WRAPPER + len(custom_id) + len(self._endpoint)
-        return Asked(max(2, len(text) - around), *asked_tokens(body, self._endpoint))
+        size = max(2, len(text) - around)
+        return asked_of(JsonBody(body, text), self._endpoint, size)
 
-    def _check_id(self, number: int, fields: dict[str, Any]) -> str:
-        custom_id = _required(fields, "custom_id")
-        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_ID:
+    def _check_id(self, number: int, line: JsonBody) -> str:
+        custom_id = line.text(_required(line.fields, "custom_id"), MAX_ID)
+        if not custom_id:
             raise BadLine(
                 "invalid_custom_id",
                 f"The custom_id must be a text of 1 to {MAX_ID} characters.",
@@ -93,9 +91,9 @@ class LineChecker:
             )
         return custom_id
 
-    def _check_model(self, body: dict[str, Any]) -> None:
-        model = body.get("model")
-        if not isinstance(model, str) or not 1 <= len(model) <= MAX_MODEL:
+    def _check_model(self, line: JsonBody, body: dict[str, Any]) -> None:
+        model = line.text(body.get("model"), MAX_MODEL)
+        if not model:
             raise BadLine(
                 "invalid_model",
                 f"The body must name a model: a text of at most {MAX_MODEL} characters.",
@@ -112,60 +110,18 @@ class LineChecker:
             )
 
 
-class _NotJson(ValueError):
-    """A text that Python's decoder reads and JSON does not have. The message is for the client."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise BadLine(
-            "duplicate_key", "A name is there twice in one object, so two readers could disagree."
-        )
-    return fields
-
-
-def _constant(name: str) -> object:
-    raise _NotJson(f"JSON has no {name}")
-
-
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
-
-
-def _parse(text: bytes) -> dict[str, Any]:
+def _read(text: bytes) -> JsonBody:
     try:
-        decoded = text.decode()
+        text.decode()
     except UnicodeDecodeError as error:
         raise BadLine(
             "invalid_utf8", f"The line is not UTF-8 from its byte {error.start}."
         ) from None
-    if len(text) > SMALL_BYTES:
-        _check_values(text)
     try:
-        fields = _DECODER.decode(decoded)
-    except RecursionError:
-        raise BadLine("too_deep", "The line is nested too deeply.") from None
-    except (json.JSONDecodeError, _NotJson) as error:
-        raise BadLine("invalid_json_line", f"The line is not JSON: {error}.") from None
-    except ValueError:
-        # Python bounds the digits of the numbers that it reads.
-        raise BadLine("invalid_json_line", "A number has too many digits.") from None
-    if not isinstance(fields, dict):
-        raise BadLine("invalid_json_line", "The line must be a JSON object.")
-    return fields
-
-
-def _check_values(text: bytes) -> None:
-    """Refuse a line with so many values that they would take many times its size in memory.
-
-    The gateway and the engines refuse such a body in the same way.
-    """
-    outline = Outline()
-    try:
-        for start in range(0, len(text), SMALL_BYTES):
-            outline.feed(text[start : start + SMALL_BYTES])
+        return read_body(text, within="body")
     except RefusedBodyError as error:
-        raise BadLine(error.code, str(error)) from None
+        message = str(error).replace("body", "line", 1)
+        raise BadLine(_CODES.get(error.code, error.code), message) from None
 
 
 def _required(fields: dict[str, Any], name: str) -> object:

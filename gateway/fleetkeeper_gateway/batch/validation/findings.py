@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, NamedTuple
 
+from fleetkeeper_contract.bodies.asked import Asked
 from fleetkeeper_gateway.batch.model import Mistake
 
 MAX_MISTAKES: Final = 100
@@ -20,9 +21,7 @@ class FoundLine(NamedTuple):
 
     offset: int
     length: int
-    body_bytes: int
-    max_tokens: int | None
-    choices: int
+    asked: Asked
 
 
 @dataclass(slots=True)
@@ -40,8 +39,9 @@ class Findings:
 
     def add_line(self, line: FoundLine) -> None:
         """Keep a line."""
-        max_tokens = _ENGINE_DECIDES if line.max_tokens is None else line.max_tokens
-        self.rows += _ROW.pack(line.offset, line.length, line.body_bytes, max_tokens, line.choices)
+        prompt_bytes, max_tokens, answers = line.asked
+        max_tokens = _ENGINE_DECIDES if max_tokens is None else max_tokens
+        self.rows += _ROW.pack(line.offset, line.length, prompt_bytes, max_tokens, answers)
 
     def add_mistake(self, mistake: Mistake) -> None:
         """Keep a mistake, or count it if there are many."""
@@ -66,9 +66,9 @@ class Findings:
     def found_lines(self, start: int, end: int) -> Iterator[FoundLine]:
         """Yield some of the lines."""
         rows = memoryview(self.rows)[start * _ROW.size : end * _ROW.size]
-        for offset, length, body_bytes, max_tokens, choices in _ROW.iter_unpack(rows):
+        for offset, length, prompt_bytes, max_tokens, answers in _ROW.iter_unpack(rows):
             tokens = None if max_tokens == _ENGINE_DECIDES else max_tokens
-            yield FoundLine(offset, length, body_bytes, tokens, choices)
+            yield FoundLine(offset, length, Asked(prompt_bytes, tokens, answers))
 
     def encode(self) -> Sequence[bytes | bytearray]:
         """Return the parts of a message: a line of JSON, then a row for each line of the file.

@@ -34,7 +34,7 @@ _SLICE: Final = 500
 _GONE = "The input file does not exist any more."
 
 Estimate = Callable[[int, int | None, int], int]
-"""Returns the tokens of a request from the bytes of its body, its max_tokens and its answers."""
+"""Returns the tokens of a request from what its body asks for."""
 
 
 class Validator:
@@ -121,7 +121,7 @@ class Validator:
         for start in range(0, findings.lines, _SLICE):
             for line in findings.found_lines(start, start + _SLICE):
                 lines.append(LineRef(len(lines), line.offset, line.length))
-                tokens += self._estimate(line.body_bytes, line.max_tokens, line.choices)
+                tokens += self._estimate(*line.asked)
             await asyncio.sleep(0)
         return Validated(findings.lines, findings.model, tokens, now), lines
 

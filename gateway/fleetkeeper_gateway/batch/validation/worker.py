@@ -15,10 +15,6 @@ from fleetkeeper_gateway.batch.validation.lines import read_lines
 _READ_BYTES = 1 << 20
 _ADDRESS_SPACE_BYTES: Final = 1 << 30
 """A line of 16 MiB takes at most 300 MB. Without a bound, a mistake of the validator could end the whole pod."""
-_MAX_FRAMES: Final = 600
-"""Bounds the nesting of a line too. The process that sends the line reads it again, with more frames below
-and Python's own limit of 1000: what this process accepts must not be too deep there.
-"""
 _NICE = 5
 """Requests go before the validation of a file."""
 
@@ -54,7 +50,7 @@ def check_file(file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes:
         except BadLine as bad:
             findings.add_mistake(Mistake(bad.code, str(bad), number, bad.param))
         else:
-            findings.add_line(FoundLine(offset, len(text), *asked))
+            findings.add_line(FoundLine(offset, len(text), asked))
     if not findings.lines:
         findings.add_mistake_of_file(Mistake("empty_file", "The file has no lines."))
     findings.model = checker.model
@@ -64,7 +60,6 @@ def check_file(file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes:
 def main(endpoint: str, max_lines: str, max_line_bytes: str) -> None:
     """Check standard input."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE_BYTES, _ADDRESS_SPACE_BYTES))
-    sys.setrecursionlimit(_MAX_FRAMES)
     os.nice(_NICE)
     with open(0, "rb", buffering=_READ_BYTES) as file:
         findings = check_file(

@@ -1,0 +1,124 @@
+"""The longest turn of an event loop that a body can take, in processor time of its thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from fleetkeeper_contract.bodies.outline import PART_BYTES
+from fleetkeeper_gateway.http.bodies import Body, BodyBudget
+from fleetkeeper_gateway.http.errors import Refusal
+from fleetkeeper_gateway.http.request_fields import parse_fields
+from tests.support.middleware_calls import Call, StandInVllm, running_middleware
+
+CHAT = "/v1/chat/completions"
+MAX_TURN_S = 0.04
+"""Turns take up to 9 ms. The rest is for slow machines: without parts they took 70 ms and more."""
+LARGEST = 16 * 1024**2
+"""Bytes that the gateway takes."""
+
+
+def filled(start: bytes, one: bytes, end: bytes, size: int = LARGEST) -> bytes:
+    return start + one * ((size - len(start) - len(end)) // len(one)) + end
+
+
+def listed(start: bytes, one: bytes, count: int, end: bytes) -> bytes:
+    return start + b",".join([one] * count) + end
+
+
+LARGE = b'{"model":"m","user":"' + b"u" * PART_BYTES + b'",'
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "small objects": lambda: filled(b'{"model":"m","x":[', b"{},", b"1]}", PART_BYTES - 1),
+    "objects that are allowed": lambda: listed(LARGE + b'"x":[', b"{}", 19_990, b"]}"),
+    "objects of the review": lambda: filled(b'{"model":"m","x":[', b"{},", b"{}]}", 510_000),
+    "objects": lambda: filled(b'{"model":"m","x":[', b"{},", b"{}]}"),
+    "texts": lambda: listed(b'{"model":"m","x":[', b'"' + b"x" * 800 + b'"', 19_990, b"]}"),
+    "short texts": lambda: listed(b'{"model":"m","x":[', b'"' + b"x" * 60 + b'"', 19_990, b"]}"),
+    "long names": lambda: (
+        b'{"model":"m","x":{'
+        + b",".join(b'"%0100d":0' % number for number in range(15_000))
+        + b"}}"
+    ),
+    "short lists of tokens": lambda: listed(
+        b'{"model":"m","input":[', b"[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", 9000, b"]}"
+    ),
+    "tokens": lambda: filled(b'{"model":"m","input":[', b"1,", b"1]}"),
+    "images": lambda: listed(
+        b'{"model":"m","messages":[{"role":"user","content":[',
+        b'{"image_url":"data:' + b"A" * 1600 + b'"}',
+        9000,
+        b"]}]}",
+    ),
+    "text": lambda: filled(b'{"model":"m","input":"', b"x", b'"}'),
+    "escapes": lambda: filled(b'{"model":"m","input":"', b"\\n\\u0041", b'"}'),
+    "backslashes": lambda: filled(b'{"model":"m","input":"', b"\\\\", b'"}'),
+    "spaces": lambda: filled(b'{"model":"m",', b"\n  ", b'"input":"x"}'),
+    "levels": lambda: b'{"model":"m","x":' + b"[" * 19_000 + b"]" * 19_000 + b"}",
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_collections() -> Iterator[None]:
+    """The collector's time depends on the objects of all tests."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def longest_turn(work: Awaitable[object]) -> float:
+    """Return the most processor time between two turns of another task while the work is done."""
+    task = asyncio.ensure_future(work)
+    longest, before = 0.0, time.thread_time()
+    while not task.done():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, before = max(longest, now - before), now
+    await task
+    return longest
+
+
+async def read_by_the_gateway(data: bytes) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), PART_BYTES):
+            yield data[start : start + PART_BYTES]
+
+    arriving = parts()
+
+    async def receive() -> dict[str, object]:
+        part = await anext(arriving, b"")
+        return {"type": "http.request", "body": part, "more_body": bool(part)}
+
+    body = Body(BodyBudget(4 * LARGEST), LARGEST, 60.0)
+    try:
+        await body.read(receive, None, "key")
+        parse_fields(body.data, body.json, CHAT)
+    except Refusal as refusal:
+        refused = refusal.code
+    else:
+        refused = ""
+    finally:
+        body.release()
+    assert refused in ("", "too_many_values", "too_deep")
+
+
+async def read_by_the_engine(data: bytes) -> None:
+    with running_middleware(StandInVllm()) as app:
+        await Call(app, data, path=CHAT).answer()
+
+
+@pytest.mark.promise("bounded-requests")
+@pytest.mark.parametrize("reader", [read_by_the_gateway, read_by_the_engine])
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_no_body_holds_an_event_loop(
+    name: str, reader: Callable[[bytes], Awaitable[None]]
+) -> None:
+    """A loop that is held answers no probe, and no other client."""
+    data = HOSTILE[name]()
+    # A second try: the first one may find a thread that was moved to another core.
+    longest = await longest_turn(reader(data))
+    assert longest < MAX_TURN_S or await longest_turn(reader(data)) < MAX_TURN_S
