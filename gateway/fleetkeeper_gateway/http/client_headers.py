@@ -36,6 +36,8 @@ _DROPPED = _HOP_BY_HOP | {
     b"x-api-key",
     b"forwarded",
     b"x-real-ip",
+    # Chooses an engine core within a replica, past the engine's own balance.
+    b"x-data-parallel-rank",
     # Set again for each attempt.
     TIER_HEADER.lower().encode(),
     REQUEST_ID_HEADER.lower().encode(),
@@ -60,6 +62,9 @@ _SINGLE = frozenset(
     }
 )
 """Headers that two readers could understand differently if there were two of them."""
+_ANSWER = frozenset({b"content-type", b"content-length", b"content-encoding", b"retry-after"})
+"""Headers of a service that its client receives. OpenAI's API names these and `openai-*`."""
+_ANSWER_PREFIXES = (b"openai-",)
 _MAX_ID_BYTES = 200
 _CACHED_BYTES = 64
 """Longer names are not kept in the cache: a client chooses them."""
@@ -179,21 +184,18 @@ def _text_of_tokens(value: bytes) -> list[str]:
 
 
 def response_headers(raw: Iterable[tuple[bytes, bytes]], own: Headers) -> Headers:
-    """Return the headers of a service's response for the client, with our own in place of its.
+    """Return the headers of a service's response for the client, with our own beside them.
+
+    All services answer in the name of the gateway's host. So a service says what its answer is, and
+    sets nothing for the host: no cookies, no redirects, no policies, none of the gateway's headers.
 
     Args:
         raw: the headers as the service sent them.
         own: headers that the gateway adds, in lower case.
     """
     ours = {name for name, _ in own}
-    kept: Headers = []
-    named: set[bytes] = set()
-    for name, value in raw:
-        lower = name.lower()
-        if lower == b"connection":
-            named.update(token.strip().lower() for token in value.split(b","))
-        if lower not in _HOP_BY_HOP and lower not in ours:
-            kept.append((name, value))
-    if named:
-        kept = [pair for pair in kept if pair[0].lower() not in named]
-    return kept + own
+    return [pair for pair in raw if _describes_answer(pair[0].lower(), ours)] + own
+
+
+def _describes_answer(name: bytes, ours: set[bytes]) -> bool:
+    return (name in _ANSWER or name.startswith(_ANSWER_PREFIXES)) and name not in ours

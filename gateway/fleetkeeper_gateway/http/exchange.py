@@ -131,7 +131,7 @@ class Exchange:
         except SendFailed as error:
             self._warn("request failed after it was sent", str(error))
             await self._refuse(
-                _failed("The connection to the service broke after the request was sent.")
+                _failed("The service did not answer properly after the request was sent.")
             )
         except ClientGone:
             self._outcome = "client_gone"

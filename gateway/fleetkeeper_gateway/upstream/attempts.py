@@ -32,7 +32,7 @@ class NotSent(Exception):
 
 
 class SendFailed(Exception):
-    """The request was sent, and no response came. It may have been worked on."""
+    """The request was sent, and no response came that can be passed on. It may have been worked on."""
 
 
 class Opened(NamedTuple):
@@ -130,6 +130,10 @@ class Upstream:
         if response.status < 200:
             response.close()
             raise SendFailed("protocol_changed")
+        if 300 <= response.status < 400:
+            # A client that followed it would send its key to an address that the service chose.
+            response.close()
+            raise SendFailed(f"status_{response.status}")
         if response.status == 503:
             return await self._unavailable(response)
         return Opened(response, b"", complete=False)

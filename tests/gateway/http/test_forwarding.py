@@ -90,32 +90,69 @@ async def test_a_compressed_answer_stays_compressed(world: World) -> None:
     packed = gzip.compress(b"answer" * 100)
 
     async def script(request: web.Request) -> web.StreamResponse:
-        return web.Response(body=packed, headers={"Content-Encoding": "gzip", "X-Own": "1"})
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
 
     world.upstream.script = script
     async with world.post(Accept_Encoding="gzip") as response:
         assert await response.read() == packed
         assert response.headers["Content-Encoding"] == "gzip"
-        assert response.headers["X-Own"] == "1"
         assert response.headers["Content-Length"] == str(len(packed))
 
 
-@pytest.mark.parametrize("status", [400, 404, 422, 429, 500, 503, 307])
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 429, 500, 503])
 async def test_an_answer_of_the_service_is_passed_on_whatever_it_says(
     world: World, status: int
 ) -> None:
     async def script(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=status, text="no", headers={"Location": "/elsewhere"})
+        headers = {"X-Fleetkeeper-Refused": "rate_limit_exceeded", "Retry-After": "7"}
+        return web.Response(status=status, text="no", headers=headers)
 
     world.upstream.script = script
-    async with world.client.post(
-        world.url(CHAT),
-        data=chat(),
-        headers={"Authorization": AUTHORIZATION},
-        allow_redirects=False,
-    ) as response:
+    async with world.post() as response:
         assert (response.status, await response.text()) == (status, "no")
+        assert response.headers["Retry-After"] == "7"
+        assert "X-Fleetkeeper-Refused" not in response.headers, "the gateway refused nothing"
     assert len(world.upstream.received) == 1
+
+
+async def test_a_service_sets_nothing_for_the_host_that_all_services_share(world: World) -> None:
+    passed_on = {"Content-Type": "text/plain", "OpenAI-Processing-Ms": "17"}
+    dropped = {
+        "Set-Cookie": "a=1",
+        "Alt-Svc": 'h3=":443"',
+        "Clear-Site-Data": '"*"',
+        "Strict-Transport-Security": "max-age=0",
+        "Access-Control-Allow-Origin": "*",
+        "Content-Security-Policy": "default-src *",
+        "Refresh": "0; url=https://elsewhere",
+        "Location": "/elsewhere",
+        "WWW-Authenticate": "Basic",
+        "X-RateLimit-Limit-Tokens": "1",
+        "Server": "engine",
+        "X-Unknown": "1",
+    }
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="ok", headers={**passed_on, **dropped})
+
+    world.upstream.script = script
+    async with world.post() as response:
+        own = {"X-Request-Id", "x-ratelimit-limit-requests", "Content-Length"}
+        names = {name.lower() for name in response.headers}
+        assert names == {name.lower() for name in (*passed_on, *own)}
+        assert response.headers["OpenAI-Processing-Ms"] == "17"
+
+
+@pytest.mark.parametrize("status", [301, 304, 307])
+async def test_a_redirect_of_a_service_is_its_failure(world: World, status: int) -> None:
+    """OpenAI's client follows redirects, with the prompt and the key."""
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, headers={"Location": "http://elsewhere"})
+
+    world.upstream.script = script
+    assert await world.refused() == (502, "upstream_failed")
+    assert world.limiter.admissions[0].released == [True]
 
 
 @pytest.mark.promise("client-keys-stay", "grant-identity")
@@ -134,6 +171,7 @@ async def test_headers_of_the_client_that_the_service_must_not_see_are_dropped(
         "Forwarded": SECRET,
         "X-Real-Ip": SECRET,
         "TE": SECRET,
+        "X-Data-Parallel-Rank": SECRET,
         "Upgrade-Insecure": "kept",
         "Named": SECRET,
         "Connection": "keep-alive, Named",

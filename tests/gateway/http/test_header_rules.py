@@ -55,8 +55,23 @@ def test_what_connection_names_goes_no_further(names: list[str], others: list[st
     left = [pair for pair in raw if pair[0].decode() not in names]
     parsed = parse_headers([*raw, (b"connection", value)])
     assert [(name.encode(), text.encode()) for name, text in parsed.forwarded] == left
-    answered = response_headers([(b"Connection", value), *raw], [(b"x-request-id", b"ours")])
-    assert answered == [*left, (b"x-request-id", b"ours")]
+
+
+@given(
+    names=st.lists(
+        st.one_of(
+            st.sampled_from(("Content-Type", "openai-model", "Retry-After", "X-Request-Id")),
+            st.sampled_from(("X-Fleetkeeper-Refused", "Set-Cookie", "Connection", "openai")),
+            st.from_regex(r"[A-Za-z-]{1,12}", fullmatch=True),
+        )
+    )
+)
+def test_a_service_describes_its_answer_and_nothing_else(names: list[str]) -> None:
+    own = [(b"x-request-id", b"ours")]
+    answered = response_headers([(name.encode(), b"theirs") for name in names], own)
+    described = ("content-type", "content-length", "content-encoding", "retry-after")
+    kept = [one for one in names if one.lower() in described or one.lower().startswith("openai-")]
+    assert answered == [*((name.encode(), b"theirs") for name in kept), *own]
 
 
 @given(
