@@ -219,6 +219,8 @@ class Answer:
     body: bytes
     request_id: str
     retry_after_s: float | None = None
+    refused: str | None = None
+    """The code of the gateway's own refusal; None if the service answered."""
 
 
 class NotAnswered(Exception):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+from fleetkeeper_contract.headers import REFUSED_HEADER
 from fleetkeeper_gateway.http.asgi import Headers, Receive, Send
 from fleetkeeper_gateway.http.bodies import discard
 from fleetkeeper_gateway.http.errors import Refusal
 
 CLOSE = (b"connection", b"close")
+_REFUSED = REFUSED_HEADER.lower().encode()
 
 
 async def answer(send: Send, status: int, body: bytes, headers: Headers) -> None:
@@ -25,7 +27,7 @@ async def answer_json(send: Send, value: object, headers: Headers) -> None:
 async def refuse(
     send: Send, receive: Receive, refusal: Refusal, headers: Headers, *, unread: bool
 ) -> None:
-    """Send a refusal.
+    """Send a refusal, with a mark that no answer of a service has.
 
     Args:
         send: to the client.
@@ -35,7 +37,7 @@ async def refuse(
         unread: whether the client may still send its body. The connection ends then.
     """
     body = refusal.body()
-    headers = refusal.headers + headers
+    headers = [*refusal.headers, *headers, (_REFUSED, refusal.code.encode())]
     if not unread:
         await answer(send, refusal.status, body, headers)
         return

@@ -170,6 +170,7 @@ async def test_a_key_that_is_refused_never_reaches_the_limits(world: World) -> N
     async with world.client.post(world.url(CHAT), data=chat()) as response:
         assert response.status == 401
         assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert response.headers["X-Fleetkeeper-Refused"] == "missing_api_key"
         assert (await response.json())["error"]["code"] == "missing_api_key"
     assert world.limiter.admissions == []
     assert world.upstream.received == []
@@ -184,6 +185,7 @@ async def test_a_limit_that_is_reached_is_answered_with_the_time_to_wait(world: 
         assert response.status == 429
         assert response.headers["Retry-After"] == "17"
         assert response.headers["x-ratelimit-limit-tokens"] == "100"
+        assert response.headers["X-Fleetkeeper-Refused"] == "rate_limit_exceeded"
     assert (error["code"], error["limit"]) == ("rate_limit_exceeded", "tokens")
 
 

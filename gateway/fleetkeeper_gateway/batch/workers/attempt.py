@@ -84,7 +84,7 @@ class Attempts:
         try:
             answer = await self._sender.send(taken.batch.key_id, taken.batch.endpoint, request.body)
             verdict = judge(answer)
-            if answer.status == 401:
+            if answer.status == 401 and verdict is Verdict.KEY_REFUSED:
                 self._tell(NotAnswered(f"401 for key {taken.batch.key_id}", sent=False))
         except NotAnswered as error:
             answer = error

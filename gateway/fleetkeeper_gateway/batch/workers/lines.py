@@ -14,7 +14,7 @@ from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered
 from fleetkeeper_gateway.batch.model import BatchRecord, Status
 
 KEY_LIMIT: Final = "rate_limit_exceeded"
-"""Code of the gateway's 429 when a limit of the key is reached: requests of other keys may pass."""
+"""The gateway's mark of a 429 when a limit of the key is reached: requests of other keys may pass."""
 _MOST_WORDS: Final = 500
 
 
@@ -56,13 +56,17 @@ def parse_request(line: bytes) -> Request:
 
 
 def judge(answer: Answer) -> Verdict:
-    """Return what an answer means."""
+    """Return what an answer means.
+
+    Only the gateway can say something about the key. A service that answers as the gateway does
+    speaks for itself.
+    """
     if answer.status == 429:
-        return Verdict.KEY_REFUSED if _code(answer.body) == KEY_LIMIT else Verdict.REFUSED
+        return Verdict.KEY_REFUSED if answer.refused == KEY_LIMIT else Verdict.REFUSED
     if answer.status == 401:
         # It is about who asks, not about the line: a key was revoked, clocks differ, or a Secret with
         # keys has not reached every pod yet.
-        return Verdict.KEY_REFUSED
+        return Verdict.REFUSED if answer.refused is None else Verdict.KEY_REFUSED
     if answer.status == 503:
         return Verdict.REFUSED
     if answer.status >= 500:
@@ -157,10 +161,3 @@ def _parsed(body: bytes) -> object:
     with suppress(ValueError, RecursionError):
         found = json.loads(body, parse_constant=_not_json, parse_float=_finite)
     return found
-
-
-def _code(body: bytes) -> str | None:
-    found = _parsed(body)
-    error = found.get("error") if isinstance(found, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, str) else None

@@ -14,7 +14,7 @@ import aiohttp
 from yarl import URL
 
 from fleetkeeper_contract.client_keys import ANONYMOUS
-from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
+from fleetkeeper_contract.headers import REFUSED_HEADER, REQUEST_ID_HEADER, TIER_HEADER
 from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered
 from fleetkeeper_gateway.grants.keys import NoGrantKeyError
 from fleetkeeper_gateway.grants.signer import BatchTokenSigner
@@ -130,6 +130,7 @@ class UpstreamSender:
             body=data,
             request_id=response.headers.get(REQUEST_ID_HEADER, own_id)[:200],
             retry_after_s=retry_after(response.headers.get("Retry-After"), time.time()),
+            refused=response.headers.get(REFUSED_HEADER),
         )
 
     async def _whole(self, response: aiohttp.ClientResponse) -> bytes:

@@ -23,8 +23,8 @@ BATCH = batch_record()
 LIMIT = {"error": {"code": "rate_limit_exceeded", "type": "rate_limit_error"}}
 
 
-def answer(status: int, body: bytes = b"{}") -> Answer:
-    return Answer(status, body, "r-1")
+def answer(status: int, body: bytes = b"{}", refused: str | None = None) -> Answer:
+    return Answer(status, body, "r-1", refused=refused)
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,15 @@ def answer(status: int, body: bytes = b"{}") -> Answer:
         (answer(200, b"[" * 100_000), Verdict.FAILED),
         (answer(302), Verdict.ERROR),
         (answer(400), Verdict.ERROR),
-        (answer(401), Verdict.KEY_REFUSED),
+        (answer(401), Verdict.REFUSED),
+        (answer(401, refused="invalid_api_key"), Verdict.KEY_REFUSED),
         (answer(403), Verdict.ERROR),
         (answer(404, b"not found"), Verdict.ERROR),
         (answer(429), Verdict.REFUSED),
         (answer(429, b'{"error": {"code": "queue_full"}}'), Verdict.REFUSED),
-        (answer(429, json.dumps(LIMIT).encode()), Verdict.KEY_REFUSED),
-        (answer(429, b'{"error": []}'), Verdict.REFUSED),
+        (answer(429, json.dumps(LIMIT).encode()), Verdict.REFUSED),
+        (answer(429, refused="bodies_full"), Verdict.REFUSED),
+        (answer(429, refused="rate_limit_exceeded"), Verdict.KEY_REFUSED),
         (answer(500), Verdict.FAILED),
         (answer(502), Verdict.FAILED),
         (answer(503), Verdict.REFUSED),

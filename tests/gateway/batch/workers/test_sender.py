@@ -146,6 +146,18 @@ async def test_a_line_is_sent_on_behalf_of_its_key(
         assert upstream.headers["x-request-id"] != headers["x-request-id"]
 
 
+async def test_an_answer_says_whether_the_gateway_refused_the_line(
+    upstream: Upstream, keys: KeyFiles, clock: Clock
+) -> None:
+    async def refuse(_request: web.Request) -> web.StreamResponse:
+        return web.Response(status=429, headers={"X-Fleetkeeper-Refused": "rate_limit_exceeded"})
+
+    async with sending(upstream.url, keys, clock) as sender:
+        assert (await sender.send("key-1", PATH, BODY)).refused is None
+        upstream.script = refuse
+        assert (await sender.send("key-1", PATH, BODY)).refused == "rate_limit_exceeded"
+
+
 async def test_a_token_is_valid_whenever_it_is_sent(
     upstream: Upstream, keys: KeyFiles, clock: Clock
 ) -> None:

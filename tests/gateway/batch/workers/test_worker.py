@@ -258,7 +258,7 @@ async def test_a_key_at_its_limit_does_not_stop_the_others(
     storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "_REST_S", 0.05)
-    limited = Answer(429, b'{"error": {"code": "rate_limit_exceeded"}}', "r", 60.0)
+    limited = Answer(429, b"{}", "r", 60.0, refused="rate_limit_exceeded")
 
     class ByKey(ScriptedSender):
         async def send(self, key_id: str, endpoint: str, body: bytes) -> Answer:
@@ -275,12 +275,31 @@ async def test_a_key_at_its_limit_does_not_stop_the_others(
         assert len(running.sender.sent) <= 50 + 33
 
 
+@pytest.mark.parametrize("status", [401, 429])
+async def test_a_service_that_answers_as_the_gateway_does_rests_no_key(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, status: int
+) -> None:
+    """Else one service would stop the lines of its key for all other services."""
+    body = b'{"error": {"code": "rate_limit_exceeded"}}'
+
+    async def script(number: int) -> Answer:
+        await asyncio.sleep(0)
+        return Answer(status, body, "r", 300.0)
+
+    sender.script = script
+    async with working(storage, queue, sender) as running:
+        await running.batch(1)
+        await until("it was refused", lambda: queue.given_back != [])
+        assert queue.given_back[0] == (0, False)
+        assert running.worker._rests == {}
+
+
 async def test_a_key_rests_for_a_bounded_time(
     storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "_REST_S", 0.05)
     monkeypatch.setattr(attempt_module, "LONGEST_REST_S", 0.05)
-    limits = [Answer(429, b'{"error": {"code": "rate_limit_exceeded"}}', "r", 1e8)]
+    limits = [Answer(429, b"{}", "r", 1e8, refused="rate_limit_exceeded")]
 
     async def once(number: int) -> Answer:
         return limits.pop() if limits else ok(number)
@@ -296,7 +315,7 @@ async def test_a_line_waits_while_the_upstream_does_not_know_who_asks(
     """A clock that is wrong or a Secret that is not mounted yet says nothing about the line."""
     monkeypatch.setattr(worker_module, "_REST_S", 0.05)
     monkeypatch.setattr(attempt_module, "UNKNOWN_REST_S", 0.05)
-    unknown = [Answer(401, b'{"error": {"code": "invalid_api_key"}}', "r") for _ in range(20)]
+    unknown = [Answer(401, b"{}", "r", refused="invalid_api_key") for _ in range(20)]
 
     async def later(number: int) -> Answer:
         return unknown.pop() if unknown else ok(number)
