@@ -189,6 +189,13 @@ class Limiter(Protocol):
             LimitRefused: if a limit is reached. Nothing stays taken.
         """
 
+    def check(self, key: Key, tier: Tier) -> None:
+        """Refuse a request of any size before its body is read, without asking anybody.
+
+        Raises:
+            LimitRefused: if it would be refused for certain.
+        """
+
     async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
         """Replace a request's estimate by the tokens that the engine counted. It may go into debt."""
 

@@ -8,13 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from fleetkeeper_gateway.interfaces import NO_LIMITS, Admission, Demand, TierLimits
+from fleetkeeper_gateway.interfaces import (
+    NO_LIMITS,
+    Admission,
+    Demand,
+    Key,
+    LimitRefused,
+    TierLimits,
+)
 from fleetkeeper_gateway.limits.link import Link, Timing, Unavailable
 from fleetkeeper_gateway.limits.local import LocalLimits, Place, Running
 from fleetkeeper_gateway.limits.metrics import LimitMetrics
 from fleetkeeper_gateway.limits.names import names_of
 from fleetkeeper_gateway.limits.pipe import Arguments
-from fleetkeeper_gateway.limits.rules import Reading, Window, headers_of, refusal
+from fleetkeeper_gateway.limits.rules import Closed, Reading, Window, headers_of, refusal
 from fleetkeeper_gateway.limits.scripts import ADMIT, RELEASE, RENEW, SETTLE
 from fleetkeeper_gateway.tiers import Tier
 
@@ -63,6 +70,7 @@ class KeyLimiter:
         self._running = Running()
         self._local = LocalLimits(self._running, self._window_ms)
         self._link: Link | None = None
+        self._closed: dict[Place, Closed] = {}
         self._owed: deque[tuple[Place, str, bool]] = deque(maxlen=MAX_OWED)
         self._keeper: asyncio.Task[None] | None = None
 
@@ -90,13 +98,34 @@ class KeyLimiter:
         place = (demand.key.id, demand.tier.label)
         reading, asked = await self._take(place, demand, limits)
         if not reading.admitted:
-            refused = refusal(demand, limits, reading, self._window_ms)
-            self._metrics.refused.labels(refused.limit).inc()
-            raise refused
+            self._closed[place] = Closed(asyncio.get_running_loop().time(), reading)
+            raise self._refused(demand, limits, reading)
         if limits.concurrency is not None:
             self._running.add(place, demand.request_id)
         headers = headers_of(limits, reading, self._window_ms)
         return _Admission(self, place, demand.request_id, limits, headers, asked)
+
+    def check(self, key: Key, tier: Tier) -> None:
+        """Refuse a request of any size without asking Redis, if a request was just refused.
+
+        Raises:
+            LimitRefused: if the limit of requests is reached for longer.
+        """
+        place = (key.id, tier.label)
+        limits, closed = key.limits.get(tier), self._closed.get(place)
+        if closed is None or limits is None:
+            return
+        reading = closed.reading_at(asyncio.get_running_loop().time())
+        most = limits.requests_per_minute
+        if reading is None or most is None or reading.window.wait_ms(most, self._window_ms) <= 0:
+            del self._closed[place]
+            return
+        raise self._refused(Demand(key, tier, "", 0), limits, reading)
+
+    def _refused(self, demand: Demand, limits: TierLimits, reading: Reading) -> LimitRefused:
+        refused = refusal(demand, limits, reading, self._window_ms)
+        self._metrics.refused.labels(refused.limit).inc()
+        return refused
 
     async def end(self, admission: _Admission, *, sent: bool) -> None:
         """Give back what an admission took."""
@@ -147,9 +176,12 @@ class KeyLimiter:
         if self._link is not None:
             await self._link.first_attempt(self._timing.budget_s)
             try:
-                return await self._take_shared(self._link, place, demand, limits), True
+                reading = await self._take_shared(self._link, place, demand, limits)
             except Unavailable as error:
                 asked = error.asked
+            else:
+                self._local.learn(place, limits, reading)
+                return reading, True
         reading = self._local.admit(place, demand.request_id, limits, demand.tokens)
         if asked and not reading.admitted:
             self._owed.append((place, demand.request_id, False))
@@ -218,6 +250,10 @@ class KeyLimiter:
             await asyncio.sleep(self._timing.renew_s)
             self._renew()
             self._local.prune()
+            now = asyncio.get_running_loop().time()
+            for place, closed in list(self._closed.items()):
+                if closed.reading_at(now) is None:
+                    del self._closed[place]
 
 
 def reading_of(answer: bytes) -> Reading:

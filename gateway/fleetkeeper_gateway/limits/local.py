@@ -140,6 +140,20 @@ class LocalLimits:
         level = 0.0 if bucket is None else bucket.level
         return Reading(admitted, running + (admitted and most is not None), level, window)
 
+    def learn(self, place: Place, limits: TierLimits, reading: Reading) -> None:
+        """Keep what the shared limits said, so that local ones begin with it.
+
+        Requests that this replica admitted count, and the level of tokens is that of all replicas.
+        """
+        now = self._clock()
+        state = self._states.setdefault(place, _State())
+        if limits.requests_per_minute is not None and reading.admitted:
+            state.requests.shift(now, self._window_ms)
+            state.requests.add(now, self._window_ms)
+        bucket = _bucket(state, limits.tokens_per_minute, now)
+        if bucket is not None:
+            bucket.level = reading.level
+
     def release(self, place: Place, request_id: str, *, sent: bool) -> None:
         """End a request. Nobody settles it afterwards: the estimate stands if it was sent."""
         bucket = self._tokens(place)

@@ -21,8 +21,9 @@ from fleetkeeper_gateway.limits.scripts import Script
 
 Arguments = tuple[bytes | str | int, ...]
 
-LATE_S = 0.01
-"""A timer that fires later than this shows a busy event loop, not a slow server."""
+TICK_S = 0.005
+"""Most time that one turn of the event loop counts for. A turn that takes longer shows a busy loop,
+which reads no answers meanwhile, and not a slow server."""
 
 
 class PipeEnded(Exception):
@@ -37,8 +38,7 @@ class _Call:
     answer: asyncio.Future[bytes]
     budget_s: float
     deadline: float
-    excused: bool = False
-    """Whether its time was extended once because the event loop was busy."""
+    """In the time of the pipe."""
 
 
 class Pipe:
@@ -52,8 +52,10 @@ class Pipe:
         self._unsent: list[bytes] = []
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        """When the timer fires."""
+        self._waited_s = 0.0
+        """The time of the pipe at the last tick: time in which answers could be read."""
+        self._ticked = 0.0
+        """When that was, in the time of the loop."""
         self.reason: str | None = None
         """Why it ended."""
         self.ended = asyncio.Event()
@@ -94,7 +96,9 @@ class Pipe:
     ) -> asyncio.Future[bytes]:
         if self.reason is not None:
             raise PipeEnded(self.reason)
-        call = _Call(words, script, answer, budget_s, self._loop.time() + budget_s)
+        if self._timer is None:
+            self._ticked = self._loop.time()
+        call = _Call(words, script, answer, budget_s, self._time() + budget_s)
         self._unsent.extend(self._connection.pack_command(*words))
         # Answers come in order, so this call waits for those before it, and its time is theirs too.
         for earlier in reversed(self._calls):
@@ -103,15 +107,13 @@ class Pipe:
             earlier.deadline, earlier.budget_s = call.deadline, budget_s
         self._calls.append(call)
         self._wake.set()
-        if self._timer is None or call.deadline < self._due:
-            self._check_at(call.deadline)
+        if self._timer is None:
+            self._timer = self._loop.call_later(TICK_S, self._tick)
         return answer
 
-    def _check_at(self, due: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due = due
-        self._timer = self._loop.call_at(due, self._check, due)
+    def _time(self) -> float:
+        """Return the time in which answers could be read. Each turn of the loop adds TICK_S at most."""
+        return self._waited_s + min(self._loop.time() - self._ticked, TICK_S)
 
     def end(self, reason: str) -> None:
         """Close the connection. Every call that waits fails."""
@@ -166,19 +168,17 @@ class Pipe:
         else:
             _fail(call.answer, error)
 
-    def _check(self, due: float) -> None:
+    def _tick(self) -> None:
         """End the connection if the oldest call has waited too long."""
         self._timer = None
+        self._waited_s, self._ticked = self._time(), self._loop.time()
         if not self._calls:
             return
-        oldest, now = self._calls[0], self._loop.time()
-        if now >= oldest.deadline and now - due > LATE_S and not oldest.excused:
-            oldest.excused = True
-            oldest.deadline = now + oldest.budget_s
-        if now >= oldest.deadline:
+        left_s = self._calls[0].deadline - self._waited_s
+        if left_s <= 0:
             self.end("no answer in time")
             return
-        self._check_at(oldest.deadline)
+        self._timer = self._loop.call_later(min(left_s, TICK_S), self._tick)
 
 
 def _fail(answer: asyncio.Future[bytes], error: Exception) -> None:

@@ -8,7 +8,7 @@ at the limit's rate and may be in debt.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleetkeeper_contract.bodies.asked import BYTES_PER_TOKEN
 from fleetkeeper_gateway.interfaces import Demand, LimitRefused, TierLimits
@@ -17,6 +17,8 @@ MINUTE_MS = 60_000.0
 MAX_RETRY_S = 60
 EPSILON = 1e-6
 """Tokens, or ms, by which sums of fractions may miss a whole number."""
+CLOSED_S = 1.0
+"""Time for which a refusal by the limit of requests holds for others too."""
 CONCURRENCY_RETRY_S = 1
 """Nobody knows when a running request ends."""
 
@@ -64,6 +66,27 @@ class Reading:
     level: float
     """Tokens in the bucket."""
     window: Window
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The last refusal of a key in a tier: for a moment, others need not be asked about."""
+
+    at: float
+    """In the time of the event loop."""
+    reading: Reading
+
+    def reading_at(self, now: float) -> Reading | None:
+        """Return the reading as it is now; None if it is too old, for a limit may be raised."""
+        if now - self.at > CLOSED_S:
+            return None
+        window, passed_ms = self.reading.window, (now - self.at) * 1000
+        shifted = replace(
+            window,
+            before_ms=max(0.0, window.before_ms - passed_ms),
+            current_ms=max(0.0, window.current_ms - passed_ms),
+        )
+        return replace(self.reading, window=shifted)
 
 
 def estimate_tokens(prompt_bytes: int, max_tokens: int | None, answers: int, cap: int) -> int:

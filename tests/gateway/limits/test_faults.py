@@ -85,6 +85,49 @@ async def test_a_frozen_server_is_waited_for_once_and_is_asked_again_when_it_tha
     assert (await refused(another.limiter, demand_of(key))).limit == "concurrency"
 
 
+@pytest.mark.promise("redis-gone")
+async def test_local_limits_begin_with_what_this_replica_admitted(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    """Else a client that breaks the link has its limit twice within a minute."""
+    replica = await replicas.shared(redis.url)
+    requests, tokens = key_with(requests=3, key_id="a"), key_with(tokens=100, key_id="b")
+    await admitted(replica.limiter, requests, 3)
+    await admitted(replica.limiter, tokens, 2, tokens=45)
+    redis.kill()
+    await replica.until_local()
+    assert (await refused(replica.limiter, demand_of(requests))).limit == "requests"
+    assert (await refused(replica.limiter, demand_of(tokens, 50))).limit == "tokens"
+    await local_limits_hold(replica, "another")
+
+
+async def test_a_refusal_by_the_limit_of_requests_holds_for_the_next_body_too(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url)
+    key = key_with(requests=1)
+    replica.limiter.check(key, Tier.STANDARD)
+    await admitted(replica.limiter, key, 1)
+    replica.limiter.check(key, Tier.STANDARD)
+    told = await refused(replica.limiter, demand_of(key))
+    with pytest.raises(LimitRefused) as again:
+        replica.limiter.check(key, Tier.STANDARD)
+    assert again.value.limit == "requests"
+    assert told.retry_after_s - 1 <= again.value.retry_after_s <= told.retry_after_s
+    replica.limiter.check(key, Tier.BATCH)
+    replica.limiter.check(key_with(requests=2), Tier.STANDARD)
+
+
+async def test_a_refusal_by_another_limit_says_nothing_about_the_next_body(
+    redis: RedisServer, replicas: Replicas
+) -> None:
+    replica = await replicas.shared(redis.url)
+    key = key_with(tokens=10, requests=9)
+    await admitted(replica.limiter, key, 1, tokens=5)
+    assert (await refused(replica.limiter, demand_of(key, 10))).limit == "tokens"
+    replica.limiter.check(key, Tier.STANDARD)
+
+
 @pytest.mark.exhaustive
 async def test_no_request_waits_behind_a_call_that_may_take_longer(
     redis: RedisServer, replicas: Replicas
