@@ -25,7 +25,13 @@ async def answer_json(send: Send, value: object, headers: Headers) -> None:
 
 
 async def refuse(
-    send: Send, receive: Receive, refusal: Refusal, headers: Headers, *, unread: bool
+    send: Send,
+    receive: Receive,
+    refusal: Refusal,
+    headers: Headers,
+    *,
+    unread: bool,
+    close: bool = False,
 ) -> None:
     """Send a refusal, with a mark that no answer of a service has.
 
@@ -35,11 +41,12 @@ async def refuse(
         refusal: the reason.
         headers: further headers.
         unread: whether the client may still send its body. The connection ends then.
+        close: whether the connection ends at once. A client that still sends may not read the refusal.
     """
     body = refusal.body()
     headers = [*refusal.headers, *headers, (_REFUSED, refusal.code.encode())]
-    if not unread:
-        await answer(send, refusal.status, body, headers)
+    if close or not unread:
+        await answer(send, refusal.status, body, [*headers, CLOSE] if close else headers)
         return
     await _start(send, refusal.status, body, [*headers, CLOSE])
     await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -8,7 +8,7 @@ from typing import Final
 
 from fleetkeeper_contract.headers import REQUEST_ID_HEADER
 from fleetkeeper_gateway.http.answers import answer_json, refuse
-from fleetkeeper_gateway.http.asgi import Headers, Receive, Scope, Send
+from fleetkeeper_gateway.http.asgi import Headers, Receive, Scope, Send, address_of
 from fleetkeeper_gateway.http.client_headers import parse_headers
 from fleetkeeper_gateway.http.errors import (
     Refusal,
@@ -63,12 +63,15 @@ class Application:
             return
         metrics.REFUSED.labels(refusal.code).inc()
         unread = any(name in _BODY_HEADERS for name, _ in scope["headers"])
-        await refuse(send, receive, refusal, headers, unread=unread)
+        source = f"key {key_id}" if key_id is not None else address_of(scope)
+        is_excess = self._gateway.refused.wait_s(source) > 0
+        if not is_excess and refusal.status < 500:
+            self._gateway.refused.add(source, 0)
+        await refuse(send, receive, refusal, headers, unread=unread, close=is_excess)
 
     def _record(
         self, scope: Scope, request_id: str, key_id: str | None, refusal: Refusal | None
     ) -> None:
-        client = scope.get("client") or ("",)
         self._gateway.parts.audit.request(
             key_id=key_id,
             request_id=request_id,
@@ -77,7 +80,7 @@ class Application:
             tier=None,
             outcome=refusal.code if refusal is not None else "ok",
             status=refusal.status if refusal is not None else 200,
-            client=client[0],
+            client=address_of(scope),
         )
 
 

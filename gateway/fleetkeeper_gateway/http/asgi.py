@@ -14,3 +14,9 @@ Headers = list[tuple[bytes, bytes]]
 
 class ClientGone(Exception):
     """The client hung up."""
+
+
+def address_of(scope: Scope) -> str:
+    """Return the client's address; empty if it is not known."""
+    address: str = (scope.get("client") or ("",))[0]
+    return address

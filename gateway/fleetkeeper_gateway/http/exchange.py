@@ -14,7 +14,7 @@ import structlog
 from fleetkeeper_contract.grants import GRANT_BAGGAGE_KEY
 from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
 from fleetkeeper_gateway.http.answers import refuse
-from fleetkeeper_gateway.http.asgi import ClientGone, Headers, Receive, Scope, Send
+from fleetkeeper_gateway.http.asgi import ClientGone, Headers, Receive, Scope, Send, address_of
 from fleetkeeper_gateway.http.baggage import next_hop, split_baggage
 from fleetkeeper_gateway.http.bodies import Body
 from fleetkeeper_gateway.http.client_headers import (
@@ -86,6 +86,8 @@ class Exchange:
         self._headers = ClientHeaders()
         self._key: Key | None = None
         self._key_id: str | None = None
+        self._source = address_of(scope)
+        """Who pays for a refusal: the client's address until its key is known."""
         self._tier: Tier | None = None
         self._service: Service | None = None
         self._model: str | None = None
@@ -156,7 +158,11 @@ class Exchange:
         caller = gateway.authenticate(headers.authorization)
         key = self._key = caller.key
         self._key_id = self._open.key_id = key.id
+        # A key's batches, which name any model, do not stop its other requests.
+        self._source = f"batch of {key.id}" if caller.in_batch else f"key {key.id}"
+        gateway.refused.check(self._source)
         tier = self._tier = Tier.BATCH if caller.in_batch else choose_tier(headers.tier, key)
+        gateway.parts.limiter.check(key, tier)
         if headers.encoding not in ("", "identity"):
             raise Refusal(
                 415, "encoding_not_supported", "Send the body without a Content-Encoding."
@@ -309,8 +315,17 @@ class Exchange:
         self._started = True
         self._outcome, self._status = refusal.code, refusal.status
         metrics.REFUSED.labels(refusal.code).inc()
+        refused = self._gateway.refused
+        is_excess = refused.wait_s(self._source) > 0
+        if not is_excess and 400 <= refusal.status < 500:
+            refused.add(self._source, self._body.size)
         await refuse(
-            self._send, self._receive, refusal, self._own_headers(), unread=self._body.more
+            self._send,
+            self._receive,
+            refusal,
+            self._own_headers(),
+            unread=self._body.more,
+            close=is_excess,
         )
 
     async def _fail(self) -> None:
@@ -353,7 +368,6 @@ class Exchange:
         tier = self._tier.label if self._tier is not None else None
         if self._outcome == "ok" and service is not None and tier is not None:
             metrics.requests(service, tier, self._status).inc()
-        client = self._scope.get("client") or ("",)
         self._gateway.parts.audit.request(
             key_id=self._key_id,
             request_id=self._id,
@@ -362,7 +376,7 @@ class Exchange:
             tier=tier,
             outcome=self._outcome,
             status=self._status,
-            client=client[0],
+            client=address_of(self._scope),
         )
 
 

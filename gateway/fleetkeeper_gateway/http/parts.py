@@ -11,6 +11,7 @@ from fleetkeeper_gateway.http.baggage import GrantReader
 from fleetkeeper_gateway.http.bodies import BodyBudget
 from fleetkeeper_gateway.http.errors import unavailable
 from fleetkeeper_gateway.http.open_requests import OpenRequests
+from fleetkeeper_gateway.http.refused_bytes import RefusedBytes
 from fleetkeeper_gateway.http.settings import ServeSettings
 from fleetkeeper_gateway.interfaces import (
     AuditLog,
@@ -58,6 +59,7 @@ class Gateway:
         self.parts = parts
         self.upstream = upstream
         self.bodies = BodyBudget(settings.body_budget_bytes)
+        self.refused = RefusedBytes()
         self.open_requests = OpenRequests(
             parts.keys,
             request_timeout_s=settings.request_timeout_seconds,

@@ -113,6 +113,8 @@ class MemoryLimiter:
     def __init__(self) -> None:
         self.admissions: list[MemoryAdmission] = []
         self.refusal: LimitRefused | None = None
+        self.refuses_all = False
+        """Whether the limit of requests is reached, which no body changes."""
         self.may_release: asyncio.Event | None = None
 
     async def admit(self, demand: Demand) -> MemoryAdmission:
@@ -120,6 +122,10 @@ class MemoryLimiter:
             raise self.refusal
         self.admissions.append(MemoryAdmission(demand, may_be_released=self.may_release))
         return self.admissions[-1]
+
+    def check(self, key: Key, tier: Tier) -> None:
+        if self.refuses_all and self.refusal is not None:
+            raise self.refusal
 
     async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
         raise AssertionError("the usage process settles")
