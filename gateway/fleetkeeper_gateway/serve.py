@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from fleetkeeper_gateway.http.admin import admin_application
 from fleetkeeper_gateway.http.application import Application
 from fleetkeeper_gateway.http.connection import connection_class
+from fleetkeeper_gateway.http.connection_budget import ConnectionBudget
 from fleetkeeper_gateway.http.parts import Gateway, Parts
 from fleetkeeper_gateway.http.settings import ServeSettings
 from fleetkeeper_gateway.server import (
@@ -28,6 +29,7 @@ from fleetkeeper_gateway.server import (
     listen,
     server_config,
 )
+from fleetkeeper_gateway.telemetry import metrics
 from fleetkeeper_gateway.telemetry.logs import configure_logs
 from fleetkeeper_gateway.upstream.attempts import Upstream
 from fleetkeeper_gateway.upstream.client import create_session
@@ -223,5 +225,6 @@ async def _drain(
 
 def _requests_config(gateway: Gateway) -> uvicorn.Config:
     config = server_config(Application(gateway))
-    config.http = connection_class(gateway.settings.client_timeout_seconds)
+    budget = ConnectionBudget(closed=lambda reason: metrics.CLOSED.labels(reason).inc())
+    config.http = connection_class(gateway.settings.client_timeout_seconds, budget)
     return config

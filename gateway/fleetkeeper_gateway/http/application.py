@@ -10,6 +10,7 @@ from fleetkeeper_contract.headers import REQUEST_ID_HEADER
 from fleetkeeper_gateway.http.answers import answer_json, refuse
 from fleetkeeper_gateway.http.asgi import Headers, Receive, Scope, Send, address_of
 from fleetkeeper_gateway.http.client_headers import parse_headers
+from fleetkeeper_gateway.http.connection import connection_of
 from fleetkeeper_gateway.http.errors import (
     Refusal,
     key_refused,
@@ -49,6 +50,7 @@ class Application:
             parsed = parse_headers(scope["headers"])
             key = self._gateway.authenticate(parsed.authorization).key
             key_id = key.id
+            connection_of(scope).accept()
             _check_path(scope["path"], scope["method"])
             services = self._gateway.parts.services
             name = scope["path"][len(MODELS) + 1 :]

@@ -11,6 +11,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from fleetkeeper_gateway.http.asgi import Scope
+from fleetkeeper_gateway.http.connection_budget import ConnectionBudget
 
 MAX_HEADERS: Final = 128
 MAX_HEAD_BYTES: Final = 65_536
@@ -27,6 +28,7 @@ class Connection(HttpToolsProtocol):
     """One connection. `abort` ends it so that no client takes its answer for complete."""
 
     client_timeout_s: ClassVar[float] = 60.0
+    budget: ClassVar[ConnectionBudget]
 
     lost: Callable[[str], None] | None = None
     """Called with a reason when the client hangs up or is cut off while its request is open."""
@@ -38,6 +40,8 @@ class Connection(HttpToolsProtocol):
     """Whether the parser reads a head of our own, which says how long the body is."""
     _has_head = False
     """Whether the head of the last request is complete. Headers that follow are trailers of its body."""
+    _counts_head = False
+    """Whether the budget counts the head that is being read."""
     _unsent_bytes = 0
     _silent_bytes = 0
     """Bytes since the parser last passed something on."""
@@ -46,10 +50,12 @@ class Connection(HttpToolsProtocol):
         """Begin to wait for a head."""
         super().connection_made(transport)
         self._await_head()
+        self.budget.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the open request at once."""
         super().connection_lost(exc)
+        self.budget.forget(self)
         self._cancel_timers()
         self._disconnect()
         if self.lost is not None:
@@ -66,6 +72,15 @@ class Connection(HttpToolsProtocol):
             return
         if self._silent_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Request head too large.")
+            return
+        head_bytes = 0 if self._has_head else self._silent_bytes
+        if head_bytes or self._counts_head:
+            self._counts_head = head_bytes > 0
+            self.budget.head(self, head_bytes)
+
+    def accept(self) -> None:
+        """Take the client for one whose key was accepted."""
+        self.budget.accepted(self)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be parsed. Within an answer, it would be taken for a part of it."""
@@ -225,9 +240,12 @@ class Connection(HttpToolsProtocol):
         self._head_timer = self._stall_timer = None
 
 
-def connection_class(client_timeout_s: float) -> type[Connection]:
-    """Return the protocol for connections with this timeout, as uvicorn takes it."""
-    return type("Connection", (Connection,), {"client_timeout_s": client_timeout_s})
+def connection_class(
+    client_timeout_s: float, budget: ConnectionBudget | None = None
+) -> type[Connection]:
+    """Return the protocol for the connections of one server, as uvicorn takes it."""
+    own = {"client_timeout_s": client_timeout_s, "budget": budget or ConnectionBudget()}
+    return type("Connection", (Connection,), own)
 
 
 def connection_of(scope: Scope) -> Connection:

@@ -156,6 +156,7 @@ class Exchange:
         gateway = self._gateway
         self._headers = headers = parse_headers(self._scope["headers"])
         caller = gateway.authenticate(headers.authorization)
+        self._connection.accept()
         key = self._key = caller.key
         self._key_id = self._open.key_id = key.id
         # A key's batches, which name any model, do not stop its other requests.

@@ -50,6 +50,12 @@ OPEN: Final = Gauge("fleetkeeper_gateway_open_requests", "Requests that are open
 BODY_BYTES: Final = Gauge(
     "fleetkeeper_gateway_body_bytes", "Bytes of bodies that were read and not yet sent."
 )
+CLOSED: Final = Counter(
+    "fleetkeeper_gateway_connections_closed_total",
+    "Connections that were closed to make room: the oldest heads without end, and the oldest connections "
+    "on which no key was accepted yet.",
+    ("reason",),
+)
 UNTIL_SENT: Final = Histogram(
     "fleetkeeper_gateway_until_sent_seconds",
     "Time from a request's head until it goes to a service: its body, key, limits and grant.",

@@ -183,6 +183,7 @@ class Call:
     async def _serve(self, handler: Handler) -> None:
         self.headers = parse_headers(self.scope["headers"])
         key = self.parts.keys.authenticate(self.headers.authorization, self.parts.clock())
+        connection_of(self.scope).accept()
         self._key_id = key.id
         if self.headers.encoding not in ("", "identity"):
             raise Refusal(
