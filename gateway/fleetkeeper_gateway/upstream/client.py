@@ -6,6 +6,8 @@ from typing import Final
 
 import aiohttp
 
+from fleetkeeper_gateway.upstream.flood import BoundedConnector
+
 KEEP_ALIVE_S: Final = 3.0
 """Idle time after which a connection is closed. vLLM's server closes its own after 5 s: a request
 that meets the end of its connection may have been received or not, and would fail."""
@@ -20,7 +22,7 @@ def create_session(connect_timeout_s: float) -> aiohttp.ClientSession:
     It has no bound on connections: the limits of keys are the bound on requests.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
+        connector=BoundedConnector(
             limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=10
         ),
         timeout=aiohttp.ClientTimeout(
