@@ -175,8 +175,13 @@ class Admission(Protocol):
     def headers(self) -> Mapping[str, str]:
         """Return x-ratelimit-* headers, in lower case."""
 
-    async def release(self, *, sent: bool) -> None:
-        """End the request: give its concurrency back, and its tokens too if it was never sent."""
+    async def release(self, *, sent: bool, least: int = 0) -> None:
+        """End the request: give its concurrency back, and its tokens too if it was never sent.
+
+        Args:
+            sent: whether a service may have worked on it.
+            least: tokens that it costs then, also if the engine counts fewer.
+        """
 
 
 class Limiter(Protocol):

@@ -92,10 +92,14 @@ class Exchange:
         self._service: Service | None = None
         self._model: str | None = None
         self._admission: Admission | None = None
+        self._prompt_tokens = 0
+        """Estimate of the prompt."""
         self._sent = False
         """Whether a service may have worked on it."""
         self._started = False
         """Whether the head of an answer was sent."""
+        self._answered = False
+        """Whether a part of a service's answer came."""
         self._outcome = "ok"
         self._status = CLIENT_CLOSED
 
@@ -176,6 +180,7 @@ class Exchange:
         baggage, grants = split_baggage(headers.baggage) if headers.baggage else ([], [])
         hops = next_hop(grants, gateway.parts.grants) if grants else 1
         tokens = gateway.parts.estimate(*fields.asked)
+        self._prompt_tokens = gateway.parts.estimate(fields.asked.prompt_bytes, 0, 1)
         self._admission = await gateway.parts.limiter.admit(Demand(key, tier, self._id, tokens))
         sending = self._loop.time()
         metrics.until_sent(tier.label).observe(sending - self._open.arrived)
@@ -275,6 +280,7 @@ class Exchange:
             except (aiohttp.ClientError, OSError) as error:
                 raise UpstreamLost(type(error).__name__) from error
             open_request.waiting_since = math.inf
+            self._answered = self._answered or bool(part)
             is_last = content.at_eof()
             if is_last:
                 await self._release()
@@ -288,8 +294,13 @@ class Exchange:
         It runs before the last part is sent: a client whose concurrency is 1 may send its next
         request at once.
         """
-        if self._admission is not None:
-            await self._admission.release(sent=self._sent)
+        if self._admission is None:
+            return
+        # An engine counts a prompt with its first token. Without this, a client that hangs up just before
+        # would have its prompt computed for nothing.
+        hung_up = self._open.reason == "client_gone" and not self._answered
+        least = self._prompt_tokens if hung_up else 0
+        await self._admission.release(sent=self._sent, least=least)
 
     async def _aborted(self, reason: str) -> None:
         """End a request that was aborted: by an error, or visibly if its answer has begun."""

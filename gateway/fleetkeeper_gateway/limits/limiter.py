@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from fleetkeeper_gateway.interfaces import (
     NO_LIMITS,
@@ -35,7 +36,7 @@ class _Unlimited:
 
     headers: Mapping[str, str] = {}
 
-    async def release(self, *, sent: bool) -> None:
+    async def release(self, *, sent: bool, least: int = 0) -> None:
         """Do nothing: nothing was taken."""
 
 
@@ -53,11 +54,21 @@ class _Admission:
     """Whether Redis may know of it."""
     released: bool = False
 
-    async def release(self, *, sent: bool) -> None:
+    async def release(self, *, sent: bool, least: int = 0) -> None:
         """End the request. Another call does nothing."""
         if not self.released:
             self.released = True
-            await self.limiter.end(self, sent=sent)
+            await self.limiter.end(self, sent=sent, least=least)
+
+
+class _End(NamedTuple):
+    """The end of a request, as Redis is to know it."""
+
+    place: Place
+    request_id: str
+    sent: bool
+    least: int
+    """Tokens that it costs whatever the engine counts."""
 
 
 class KeyLimiter:
@@ -71,7 +82,7 @@ class KeyLimiter:
         self._local = LocalLimits(self._running, self._window_ms)
         self._link: Link | None = None
         self._closed: dict[Place, Closed] = {}
-        self._owed: deque[tuple[Place, str, bool]] = deque(maxlen=MAX_OWED)
+        self._owed: deque[_End] = deque(maxlen=MAX_OWED)
         self._keeper: asyncio.Task[None] | None = None
 
     def share(self, link: Link) -> None:
@@ -127,7 +138,7 @@ class KeyLimiter:
         self._metrics.refused.labels(refused.limit).inc()
         return refused
 
-    async def end(self, admission: _Admission, *, sent: bool) -> None:
+    async def end(self, admission: _Admission, *, sent: bool, least: int) -> None:
         """Give back what an admission took."""
         place, request_id = admission.place, admission.request_id
         self._running.remove(place, request_id)
@@ -135,7 +146,7 @@ class KeyLimiter:
         limits = admission.limits
         if limits.concurrency is None and limits.tokens_per_minute is None:
             return
-        self._tell_end(place, request_id, sent=sent, asked=admission.asked)
+        self._tell_end(_End(place, request_id, sent, least), asked=admission.asked)
         # Redis is told before the client is: the connection's writer runs first. Nobody waits for its
         # answer: what a client asks next comes after it, on this connection or by way of the client.
         await asyncio.sleep(0)
@@ -184,7 +195,7 @@ class KeyLimiter:
                 return reading, True
         reading = self._local.admit(place, demand.request_id, limits, demand.tokens)
         if asked and not reading.admitted:
-            self._owed.append((place, demand.request_id, False))
+            self._owed.append(_End(place, demand.request_id, sent=False, least=0))
         return reading, asked
 
     async def _take_shared(
@@ -204,26 +215,26 @@ class KeyLimiter:
             answer = await link.run(ADMIT, names_of(*place).admit, arguments, timing.budget_s)
         except asyncio.CancelledError:
             # The client went away. What Redis takes for it is given back afterwards.
-            self._tell_end(place, demand.request_id, sent=False, asked=True)
+            self._tell_end(_End(place, demand.request_id, sent=False, least=0), asked=True)
             raise
         self._metrics.seconds.observe(asyncio.get_running_loop().time() - begin)
         return reading_of(answer)
 
-    def _tell_end(self, place: Place, request_id: str, *, sent: bool, asked: bool) -> None:
+    def _tell_end(self, end: _End, *, asked: bool) -> None:
         """Tell Redis that a request ended, now or when it answers again."""
         if self._link is None:
             return
-        arguments = (request_id, int(sent), self._orphan_ms)
-        names, budget_s = names_of(*place), self._timing.budget_s
+        arguments = (end.request_id, int(end.sent), self._orphan_ms, end.least)
+        names, budget_s = names_of(*end.place), self._timing.budget_s
         try:
             answer = self._link.send(RELEASE, names.release, arguments, budget_s)
         except Unavailable:
             if asked:
-                self._owed.append((place, request_id, sent))
+                self._owed.append(end)
             return
-        answer.add_done_callback(partial(self._told_end, (place, request_id, sent)))
+        answer.add_done_callback(partial(self._told_end, end))
 
-    def _told_end(self, end: tuple[Place, str, bool], answer: asyncio.Future[bytes]) -> None:
+    def _told_end(self, end: _End, answer: asyncio.Future[bytes]) -> None:
         if answer.cancelled() or answer.exception() is not None:
             self._owed.append(end)
 
@@ -231,8 +242,8 @@ class KeyLimiter:
         """Tell Redis, which answers again, what ended meanwhile and what runs."""
         owed = list(self._owed)
         self._owed.clear()
-        for place, request_id, sent in owed:
-            self._tell_end(place, request_id, sent=sent, asked=True)
+        for end in owed:
+            self._tell_end(end, asked=True)
         self._renew()
 
     def _renew(self) -> None:

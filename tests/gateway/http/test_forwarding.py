@@ -311,6 +311,7 @@ async def test_a_client_that_hangs_up_during_a_stream_ends_the_request_upstream(
             await world.upstream.gone.wait()
     await world.until(lambda: world.limiter.admissions[0].released == [True])
     assert world.audit.requests[0]["outcome"] == "client_gone"
+    assert world.limiter.admissions[0].least == 0, "the engine counted its prompt"
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 1_000_000])
@@ -335,8 +336,9 @@ async def test_a_client_that_hangs_up_before_the_answer_ends_the_request_upstrea
         writer.close()
         await world.upstream.gone.wait()
     await world.until(lambda: world.gateway.open_requests.count == 0)
-    # It may have been worked on, so its tokens are not given back.
+    # It may have been worked on, so its tokens are not given back, and its prompt is never free.
     await world.until(lambda: world.limiter.admissions[0].released == [True])
+    assert world.limiter.admissions[0].least == len(body) // 4
 
 
 @pytest.mark.parametrize("length", [True, False])
@@ -370,6 +372,7 @@ async def test_a_service_that_dies_before_its_answer_is_not_asked_again(world: W
     assert await world.refused() == (502, "upstream_failed")
     assert len(world.upstream.received) == 1
     assert world.limiter.admissions[0].released == [True]
+    assert world.limiter.admissions[0].least == 0, "it was not the client who ended it"
 
 
 async def test_limits_are_told_in_headers(world: World) -> None:

@@ -96,13 +96,15 @@ class MemoryAdmission:
     demand: Demand
     headers: Mapping[str, str] = field(default_factory=lambda: {"x-ratelimit-limit-requests": "7"})
     released: list[bool] = field(default_factory=list)
+    least: int = 0
     may_be_released: asyncio.Event | None = None
     """A test sets it to hold the release."""
 
-    async def release(self, *, sent: bool) -> None:
+    async def release(self, *, sent: bool, least: int = 0) -> None:
         if self.released:
             return
         self.released.append(sent)
+        self.least = least
         if self.may_be_released is not None:
             await self.may_be_released.wait()
 

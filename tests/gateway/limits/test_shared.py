@@ -123,6 +123,24 @@ async def test_a_retry_after_retry_after_is_admitted(
     await limiter.admit(demand_of(key, tokens=10))
 
 
+@pytest.mark.parametrize(("counted", "used"), [(0, 30), (70, 70)])
+async def test_a_prompt_that_was_aborted_is_paid_although_the_engine_counted_nothing(
+    redis: RedisServer, replicas: Replicas, counted: int, used: int
+) -> None:
+    limiter = (await replicas.shared(redis.url)).limiter
+    # The bucket fills by 5 tokens within 3 s, and by 30 within 18 s.
+    key = key_with(tokens=100)
+    demand = demand_of(key, tokens=90)
+    await (await limiter.admit(demand)).release(sent=True, least=30)
+    await limiter.settle(key.id, Tier.STANDARD, demand.request_id, counted)
+    left = int(
+        (await limiter.admit(demand_of(key, tokens=1))).headers["x-ratelimit-remaining-tokens"]
+    )
+    assert 100 - used - 1 <= left < 100 - used + 29
+    with redis.client() as client:
+        assert client.hlen("fleetkeeper:limits:{team-a/standard}:held") == 1, "nothing is left over"
+
+
 async def test_another_process_settles_down_and_into_debt(
     redis: RedisServer, replicas: Replicas
 ) -> None:

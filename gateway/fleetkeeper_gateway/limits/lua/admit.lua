@@ -17,7 +17,7 @@ if max_running >= 0 then
   running = redis.call('ZCOUNT', KEYS[6], '(' .. now, '+inf')
 end
 
-local level, cost, orphans = 0, 0, {}
+local level, cost, orphans, stale = 0, 0, {}, {}
 if max_tokens >= 0 then
   level = load_level(KEYS[3], max_tokens, now)
   -- More than a bucket holds could never be admitted. What it really used is charged afterwards.
@@ -26,6 +26,8 @@ if max_tokens >= 0 then
   for _, orphan in ipairs(orphans) do
     -- Negative: the request has ended, and nobody counted its tokens. Its estimate stands.
     level = level + math.max(0, tonumber(redis.call('HGET', KEYS[4], orphan) or 0))
+    stale[#stale + 1] = orphan
+    stale[#stale + 1] = least_of(orphan)
   end
   level = math.min(level, max_tokens)
 end
@@ -43,7 +45,7 @@ if max_tokens >= 0 and (admitted or #orphans > 0) then
   end
   save_level(KEYS[3], level, max_tokens, now, orphan_ms)
   if #orphans > 0 then
-    redis.call('HDEL', KEYS[4], unpack(orphans))
+    redis.call('HDEL', KEYS[4], unpack(stale))
     redis.call('ZREM', KEYS[5], unpack(orphans))
   end
 end

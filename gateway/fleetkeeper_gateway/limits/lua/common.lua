@@ -5,6 +5,11 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- The field beside a reservation, with the tokens that its request costs at least.
+local function least_of(id)
+  return id .. '/least'
+end
+
 -- The token bucket: a hash with `level` (negative: a debt), `at` (ms) and `limit` (tokens a minute).
 -- A missing bucket is full. Returns the level and the limit; no limit if none is known.
 local function load_level(key, limit, now)
