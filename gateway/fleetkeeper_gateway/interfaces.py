@@ -7,7 +7,7 @@ made by a part of its own, so that each can be tested, and replaced, alone.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,6 +67,11 @@ class Key:
     expires: float | None = None
     """Unix seconds; None: never."""
     limits: Mapping[Tier, TierLimits] = field(default_factory=dict)
+
+    @property
+    def tenant(self) -> Hashable:
+        """Return who shares in what is scarce: the namespaces, so that more keys are no larger share."""
+        return self.namespaces or self.id
 
     def sees(self, service: Service, model: str) -> bool:
         """Return whether it may use this model of this service."""

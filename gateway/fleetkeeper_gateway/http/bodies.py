@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from typing import Final
 
 from fleetkeeper_contract.bodies.outline import PART_BYTES
@@ -21,34 +22,34 @@ _MAX_DISCARD_S = 2.0
 class BodyBudget:
     """The bytes of all bodies that were read and not yet sent.
 
-    A key may hold as many bytes as it leaves free: half of all if it is alone, less beside others.
-    So whatever some keys upload, and however slowly, other keys find room.
+    An owner (a tenant, or a key of the batch API) may hold as many bytes as it leaves free: half of all
+    if it is alone, less beside others. So whatever some upload, and however slowly, others find room.
     """
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.held_bytes = 0
-        self._of_keys: dict[str, int] = {}
+        self._of_owners: dict[Hashable, int] = {}
 
-    def take(self, key_id: str, size: int) -> None:
-        """Take bytes for a body of a key.
+    def take(self, owner: Hashable, size: int) -> None:
+        """Take bytes for a body of an owner.
 
         Raises:
-            Refusal: if the key holds too many already.
+            Refusal: if the owner holds too many already.
         """
-        own, held = self._of_keys.get(key_id, 0) + size, self.held_bytes + size
+        own, held = self._of_owners.get(owner, 0) + size, self.held_bytes + size
         if own > self.total_bytes - held:
             raise unavailable(
                 "bodies_full", "The gateway holds too many large requests. Try again soon.", 1
             )
-        self._of_keys[key_id], self.held_bytes = own, held
+        self._of_owners[owner], self.held_bytes = own, held
 
-    def give_back(self, key_id: str, size: int) -> None:
+    def give_back(self, owner: Hashable, size: int) -> None:
         """Return bytes of a body."""
         self.held_bytes -= size
-        self._of_keys[key_id] -= size
-        if not self._of_keys[key_id]:
-            del self._of_keys[key_id]
+        self._of_owners[owner] -= size
+        if not self._of_owners[owner]:
+            del self._of_owners[owner]
 
 
 class Body:
@@ -57,8 +58,8 @@ class Body:
     __slots__ = (
         "_budget",
         "_held",
-        "_key_id",
         "_max_bytes",
+        "_owner",
         "_timeout_s",
         "data",
         "json",
@@ -70,7 +71,7 @@ class Body:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._held = 0
-        self._key_id = ""
+        self._owner: Hashable = ""
         self.data = b""
         """The whole body, once it was read."""
         self.more = True
@@ -83,19 +84,19 @@ class Body:
         """Return the bytes that are held."""
         return self._held
 
-    async def read(self, receive: Receive, announced: int | None, key_id: str) -> None:
+    async def read(self, receive: Receive, announced: int | None, owner: Hashable) -> None:
         """Read the whole body.
 
         Args:
             receive: from the client.
             announced: the bytes that the head announces; None if it announces none.
-            key_id: the client's key, which may hold a part of all bytes.
+            owner: who may hold a part of all bytes.
 
         Raises:
             ClientGone: if the client hung up before the end.
             Refusal: if the body is too large or too slow, or too many bytes are held already.
         """
-        self._key_id = key_id
+        self._owner = owner
         if announced is not None:
             self._check_size(announced)
         loop = asyncio.get_running_loop()
@@ -117,7 +118,7 @@ class Body:
     def release(self) -> None:
         """Give the bytes back to the budget. Idempotent."""
         if self._held:
-            self._budget.give_back(self._key_id, self._held)
+            self._budget.give_back(self._owner, self._held)
         self._held = 0
         self.data = b""
         self.json = None
@@ -131,7 +132,7 @@ class Body:
         size = self._held + len(part)
         self._check_size(size)
         if part:
-            self._budget.take(self._key_id, len(part))
+            self._budget.take(self._owner, len(part))
         self._held = size
         return part
 

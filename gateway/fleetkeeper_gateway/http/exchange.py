@@ -173,7 +173,7 @@ class Exchange:
                 415, "encoding_not_supported", "Send the body without a Content-Encoding."
             )
         body = self._body
-        await body.read(self._receive, headers.content_length, key.id)
+        await body.read(self._receive, headers.content_length, key.tenant)
         fields = parse_fields(body.data, body.json, self._path)
         service = choose_service(gateway.parts.services, key, fields.model, headers.service)
         self._service, self._model = service, fields.model

@@ -29,7 +29,7 @@ class ServeSettings(BaseSettings):
     body_budget_bytes: int = Field(
         268_435_456,
         ge=2,
-        description="Bytes of all bodies that were read and not yet sent. A key may hold as many as it leaves free, so at most half. At least twice REQUEST_BYTES.",
+        description="Bytes of all bodies that were read and not yet sent. A tenant may hold as many as it leaves free, so at most half. At least twice REQUEST_BYTES.",
     )
     connect_timeout_seconds: float = Field(
         2, gt=0, description="Time to connect to a service, with the lookup of its name."
@@ -51,7 +51,7 @@ class ServeSettings(BaseSettings):
     def _possible(self) -> Self:
         if self.body_budget_bytes < 2 * self.request_bytes:
             raise ValueError(
-                "BODY_BUDGET_BYTES must be at least twice REQUEST_BYTES: a key may hold half of it, "
+                "BODY_BUDGET_BYTES must be at least twice REQUEST_BYTES: a tenant may hold half of it, "
                 "so the largest requests would never be accepted"
             )
         return self

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper_gateway.interfaces import Key
-from tests.gateway.http.world import AUTHORIZATION, CHAT, GUARD_S, World, chat, head
+from tests.gateway.http.world import AUTHORIZATION, CHAT, GUARD_S, KEY, World, chat, head
 
 BODY = chat()
 LENGTH = f"Content-Length: {len(BODY)}"
@@ -232,15 +232,18 @@ async def test_a_refused_client_reads_why_while_it_still_sends(world: World) -> 
     writer.close()
 
 
-async def test_the_slow_uploads_of_a_key_leave_room_for_others(idle_world: World) -> None:
-    idle_world.keys.known["Bearer other"] = Key("key-2", "other", None)
+async def test_the_slow_uploads_of_a_tenant_leave_room_for_others(idle_world: World) -> None:
+    idle_world.keys.known["Bearer second"] = Key("key-2", "second", KEY.namespaces)
+    others = frozenset({"team", "others"})
+    idle_world.keys.known["Bearer other"] = Key("key-3", "other", others)
     async with idle_world.running(body_budget_bytes=200_000, request_bytes=90_000) as world:
         reader, writer = await world.raw(head("Content-Length: 80000") + b"{" + b" " * 70_000)
         await world.until(lambda: world.gateway.bodies.held_bytes > 70_000)
-        async with world.post(chat(x="y" * 40_000)) as response:
-            error = (await response.json())["error"]
-            assert (response.status, error["code"]) == (503, "bodies_full")
-            assert response.headers["Retry-After"] == "1"
+        for own in (AUTHORIZATION, "Bearer second"):
+            async with world.post(chat(x="y" * 40_000), Authorization=own) as response:
+                error = (await response.json())["error"]
+                assert (response.status, error["code"]) == (503, "bodies_full")
+                assert response.headers["Retry-After"] == "1"
         for authorization, size in ((AUTHORIZATION, 1), ("Bearer other", 40_000)):
             async with world.post(chat(x="y" * size), Authorization=authorization) as response:
                 assert response.status == 200
