@@ -24,7 +24,8 @@ class Service:
     models: tuple[str, ...]
     """Names that requests may use: the served name, and the adapters."""
     url: str
-    """Base address of its Service, without a path: http://NAME.NAMESPACE.svc:PORT."""
+    """Base address of its Service, without a path: http://NAME.NAMESPACE.svc:PORT. Empty while the
+    operator does not own that Service: nothing is sent to it."""
     demands_grant: bool
     """Whether spec.access is Gateway."""
     state: str

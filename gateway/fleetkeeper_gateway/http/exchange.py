@@ -202,7 +202,7 @@ class Exchange:
         if self._service is None:
             return None
         service = self._gateway.parts.services.named(self._service.namespace, self._service.name)
-        if service is None:
+        if service is None or not service.url:
             return None
         self._service = service
         headers = [

@@ -28,16 +28,20 @@ def parse_service(place: Place, found: Mapping[str, Any]) -> Service:
     """Return the service that an InferenceService describes. It may be anything with a name."""
     namespace, name = place
     spec, metadata = _map(found.get("spec")), _map(found.get("metadata"))
-    conditions = _conditions(_map(found.get("status")))
+    status = _map(found.get("status"))
+    conditions = _conditions(status)
+    # The operator writes the address once it owns the Kubernetes Service. Before, anybody who may create
+    # Services in the namespace could lead requests, and grants, to any other.
+    has_address = bool(_text(status.get("url")))
     return Service(
         namespace=namespace,
         name=name,
         uid=_text(metadata.get("uid")),
         models=_models(name, _map(spec.get("model"))),
-        url=f"http://{name}.{namespace}.svc:{SERVICE_PORT}",
+        url=f"http://{name}.{namespace}.svc:{SERVICE_PORT}" if has_address else "",
         demands_grant=spec.get("access") == ACCESS_GATEWAY,
-        state=_state(spec, conditions),
-        ready=conditions.get("Available") == "True",
+        state=_state(spec, conditions, has_address=has_address),
+        ready=has_address and conditions.get("Available") == "True",
         created=_seconds(metadata.get("creationTimestamp")),
     )
 
@@ -52,10 +56,12 @@ def _models(name: str, model: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names)))
 
 
-def _state(spec: Mapping[str, Any], conditions: Mapping[str, str]) -> str:
+def _state(spec: Mapping[str, Any], conditions: Mapping[str, str], *, has_address: bool) -> str:
     if spec.get("suspend") is True or spec.get("replicas") == 0:
         return SUSPENDED
     available = conditions.get("Available")
+    if available == "True" and not has_address:
+        return UNAVAILABLE
     if available == "True":
         return DEGRADED if conditions.get("Degraded") == "True" else READY
     if available != "False":

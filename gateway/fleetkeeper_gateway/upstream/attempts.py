@@ -83,7 +83,8 @@ class Upstream:
             path: the path to send it to.
             query: the query string, encoded.
             body: the whole body.
-            attempt: makes each attempt, with the service as it is then; None if it is gone.
+            attempt: makes each attempt, with the service as it is then; None if it is gone or has
+                no address.
             sending: called with True once the request may have been sent, and with False once it is
                 known that it was not.
 

@@ -227,7 +227,8 @@ class InferenceServiceStatus(Section):
         None, description="Generation of the spec that Fleetkeeper last reconciled."
     )
     url: Annotated[str, Field(max_length=512)] | None = Field(
-        None, description="URL of the OpenAI-compatible API inside the cluster."
+        None,
+        description="URL of the OpenAI-compatible API inside the cluster. Absent while the Kubernetes Service of that name is not the service's own: the gateway sends nothing there.",
     )
     replicas: Count | None = Field(None, description="Number of replicas that exist.")
     ready_replicas: Count | None = Field(None, description="Number of ready replicas.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fleetkeeper.api.names import LABEL_SERVICE
+from fleetkeeper.api.names import LABEL_SERVICE, address_name
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.plan import Apply, Delete
@@ -159,6 +159,24 @@ def _is_ours(child: Child, service: str, owner_uid: str) -> bool:
     if child.controller_uid is not None:
         return child.controller_uid == owner_uid
     return child.service == service
+
+
+def owns_address(snapshot: Snapshot) -> bool | None:
+    """Return whether the Kubernetes Service that clients call is ours; None if there is none.
+
+    Only its controller counts: a label is a text that others can write. Without a controller it is
+    adopted or recreated at once, and nothing is known until then.
+    """
+    metadata = snapshot.resource.get("metadata") or {}
+    key = (Kind.SERVICE, address_name(str(metadata.get("name") or "")))
+    child = snapshot.children.get(key)
+    if child is not None and child.controller_uid is not None:
+        return child.controller_uid == metadata.get("uid")
+    is_taken = any(
+        (item.kind, item.name) == key and item.problem is WriteProblem.CONFLICT
+        for item in snapshot.failures
+    )
+    return False if is_taken else None
 
 
 def _is_held_back(key: Key, conflicts: tuple[Conflict, ...]) -> bool:

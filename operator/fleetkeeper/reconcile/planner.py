@@ -13,6 +13,7 @@ from dataclasses import replace
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import Component
 from fleetkeeper.api.parse import InvalidService, parse_service
+from fleetkeeper.reconcile.children import owns_address
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.inputs import ReconcileInputs, inputs_of
 from fleetkeeper.reconcile.last_good import decide_last_good, parse_last_good
@@ -113,6 +114,7 @@ def _assess(inputs: ReconcileInputs) -> Assessment:
         control=inputs.snapshot.control_report,
         control_pending=inputs.snapshot.control_pending,
         defect=inputs.snapshot.defect,
+        owns_address=owns_address(inputs.snapshot),
     )
 
 

@@ -52,6 +52,12 @@ async def test_a_service_that_moves_is_found_at_its_new_address(
     assert world.grants.signed[-1]["service"] == "new"
 
 
+async def test_nothing_is_sent_to_a_service_without_an_address_of_its_own(world: World) -> None:
+    world.services.set(service(url="", state="Unavailable", ready=False, demands_grant=True))
+    assert await world.refused() == (503, "service_unavailable")
+    assert world.grants.signed == [], "a grant is for an address that is known"
+
+
 async def test_the_wait_for_a_replica_is_bounded(idle_world: World, free_port: int) -> None:
     async with idle_world.running(wait_seconds=0.3) as world:
         world.services.set(service(url=f"http://127.0.0.1:{free_port}"))

@@ -19,11 +19,16 @@ from tests.support.golden_services import GoldenCase
 PLACE = ("team-a", "chat")
 
 
-def read(spec: object = None, conditions: dict[str, str] | None = None) -> Service:
+def read(
+    spec: object = None,
+    conditions: dict[str, str] | None = None,
+    url: str | None = "http://chat.team-a.svc:80/v1",
+) -> Service:
     status = {
+        "url": url,
         "conditions": [
             {"type": kind, "status": value} for kind, value in (conditions or {}).items()
-        ]
+        ],
     }
     metadata = {"uid": "u-1", "creationTimestamp": "2026-01-01T00:00:00Z"}
     return parse_service(PLACE, {"metadata": metadata, "spec": spec, "status": status})
@@ -42,7 +47,8 @@ def test_the_served_name_and_the_adapters_are_its_models() -> None:
 def test_its_address_is_the_one_that_the_operator_creates() -> None:
     service = GoldenCase({"model": {"source": "pvc://models/a"}}).service()
     manifest = desired_address(service)
-    found = parse_service((service.namespace, service.name), {})
+    status = {"url": service_url(service.name, service.namespace)}
+    found = parse_service((service.namespace, service.name), {"status": status})
     assert manifest["metadata"]["name"] == address_name(service.name)
     assert [port["port"] for port in manifest["spec"]["ports"]] == [SERVICE_PORT]
     assert service_url(service.name, service.namespace) == f"{found.url}/v1"
@@ -75,6 +81,15 @@ def test_its_state_comes_from_the_status(
     found = read(spec, conditions)
     assert (found.state, found.ready) == (state, ready)
     assert (found.uid, found.created) == ("u-1", 1767225600)
+
+
+@pytest.mark.parametrize("url", [None, ""])
+def test_nothing_is_sent_to_a_service_whose_address_is_not_its_own(url: str | None) -> None:
+    """The operator writes the address once it owns the Kubernetes Service of that name."""
+    found = read({}, {"Available": "True"}, url=url)
+    assert (found.url, found.state, found.ready) == ("", "Unavailable", False)
+    assert read({"suspend": True}, {}, url=url).state == "Suspended"
+    assert parse_service(PLACE, {}).url == ""
 
 
 JSON = st.recursive(

@@ -91,6 +91,18 @@ def test_a_foreign_object_under_a_childs_name_is_never_written(key: tuple[Kind, 
     assert f"{key[0]} {key[1]}" in stalled["message"]
 
 
+def test_the_status_has_an_address_while_the_service_owns_it() -> None:
+    """The gateway sends requests there, with grants."""
+    before = act(new_world(), plan_of(new_world()))
+    assert "url" not in before.status, "the Kubernetes Service may be somebody else's"
+    assert RESTING.status["url"] == "http://chat.team-a.svc:80/v1"
+    for changes in ({"controller_uid": "somebody", "service": None}, {"controller_uid": "former"}):
+        world = edited(RESTING, ADDRESS, **changes)
+        assert "url" not in act(world, plan_of(world)).status
+    for kept in (edited(RESTING, ADDRESS, controller_uid=None), without_child(RESTING, ADDRESS)):
+        assert act(kept, plan_of(kept)).status["url"] == RESTING.status["url"]
+
+
 def test_an_object_without_any_owner_and_without_our_labels_is_foreign() -> None:
     """Somebody made a Deployment by hand under the same name."""
     foreign = Child(Kind.DEPLOYMENT, "chat", "theirs", "7", "digest")
@@ -105,6 +117,7 @@ def test_a_conflict_found_by_the_executor_stalls_and_is_tried_again() -> None:
     refusal = WriteFailure("Service", "chat", WriteProblem.CONFLICT, "taken", world.now, world.now)
     world = act(world, plan_of(replace(world, failures=(refusal,))))
     assert not world.children, "nothing is created while a name is taken"
+    assert "url" not in world.status
     assert world.condition("Stalled") == ("True", "NameConflict")
     again = plan_of(replace(world, failures=(refusal,)))
     assert again.is_empty

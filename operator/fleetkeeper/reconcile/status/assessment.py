@@ -30,7 +30,8 @@ class Assessment:
     a ready pod that keeps terminating. `pods` are all engine pods, including those that are being
     deleted, and `pod_problems` their problems by name. `starts` is the progress that starting engines
     report, by pod name. `is_router_bypassed` is true while the address still selects
-    the engines because no router is ready yet.
+    the engines because no router is ready yet. `owns_address` is whether the Kubernetes Service that
+    clients call is ours (None: there is none, as far as is known).
     """
 
     generation: int
@@ -49,6 +50,7 @@ class Assessment:
     write_problem: Problem | None = None
     grants_problem: Problem | None = None
     is_router_bypassed: bool = False
+    owns_address: bool | None = None
     flapping: Problem | None = None
     pods: tuple[Pod, ...] = ()
     pod_problems: Mapping[str, Problem] = field(default_factory=dict)

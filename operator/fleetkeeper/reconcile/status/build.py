@@ -71,16 +71,19 @@ def status_counts(assessment: Assessment) -> Status:
 def status_identity(assessment: Assessment) -> Status:
     """Return the address, and the selector for the scale subresource.
 
-    Without a readable spec, the previous ones are kept.
+    The gateway sends requests to a service with an address alone, so there is none while the Kubernetes
+    Service belongs to somebody else. Without a readable spec, or while there is no such Service, the
+    previous address is kept.
     """
-    if assessment.service is None:
-        return {
-            key: assessment.previous[key]
-            for key in ("url", "selector")
-            if key in assessment.previous
-        }
-    name, namespace = assessment.service.name, assessment.service.namespace
-    return {"url": names.service_url(name, namespace), "selector": names.selector_text(name)}
+    service, previous = assessment.service, assessment.previous
+    status = {"url": previous.get("url"), "selector": previous.get("selector")}
+    if service is not None:
+        status["selector"] = names.selector_text(service.name)
+        if assessment.owns_address:
+            status["url"] = names.service_url(service.name, service.namespace)
+    if assessment.owns_address is False:
+        status["url"] = None
+    return status
 
 
 def status_engine(assessment: Assessment, engine: EngineDecision | None) -> Status:
