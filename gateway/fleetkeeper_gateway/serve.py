@@ -20,6 +20,7 @@ from fleetkeeper_gateway.http.admin import admin_application
 from fleetkeeper_gateway.http.application import Application
 from fleetkeeper_gateway.http.connection import connection_class
 from fleetkeeper_gateway.http.connection_budget import ConnectionBudget
+from fleetkeeper_gateway.http.cross_origin import CrossOrigin
 from fleetkeeper_gateway.http.parts import Gateway, Parts
 from fleetkeeper_gateway.http.settings import ServeSettings
 from fleetkeeper_gateway.server import (
@@ -224,7 +225,9 @@ async def _drain(
 
 
 def _requests_config(gateway: Gateway) -> uvicorn.Config:
-    config = server_config(Application(gateway))
+    origins = gateway.settings.allowed_origins
+    application = Application(gateway)
+    config = server_config(CrossOrigin(application, origins) if origins else application)
     budget = ConnectionBudget(closed=lambda reason: metrics.CLOSED.labels(reason).inc())
     config.http = connection_class(gateway.settings.client_timeout_seconds, budget)
     return config

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import re
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+_ORIGIN: Final = re.compile(
+    r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?"
+)
 
 
 class ServeSettings(BaseSettings):
@@ -46,6 +51,24 @@ class ServeSettings(BaseSettings):
     client_timeout_seconds: float = Field(
         60, gt=0, description="Time without progress after which a slow client is cut off."
     )
+
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Origins whose scripts may call the gateway from a browser, comma-separated: SCHEME://HOST[:PORT]. Empty: none.",
+    )
+
+    @field_validator("allowed_origins", mode="before")
+    @classmethod
+    def _origins(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        origins = tuple(part.strip() for part in value.split(",") if part.strip())
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin as browsers send it, such as https://chat.example.com"
+                )
+        return origins
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
