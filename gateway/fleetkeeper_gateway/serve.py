@@ -137,6 +137,7 @@ async def default_parts() -> AsyncIterator[Parts]:
             background=(keys.run, services.run),
         )
     finally:
+        audit.flush()
         await limiter.close()
 
 

@@ -1,12 +1,15 @@
 """One line of JSON on standard output for each use and change of a key.
 
 All other logs go to standard error, so that the two can be kept apart. Lines have no content of
-requests and no secret. What a client chose, such as the model, is cut.
+requests and no secret. What a client chose, such as the model, is cut. Requests without a known key are
+counted by address and second: anybody could push the lines of others out of a log of bounded size.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections import Counter
 from typing import Final, TextIO
 
 import structlog
@@ -15,6 +18,10 @@ EVENT: Final = "audit"
 """Value of `event` in every line."""
 TEXT_LIMIT: Final = 256
 """Characters kept of a text that a client may choose."""
+MAX_ADDRESSES: Final = 100
+"""Addresses of clients without a key that have lines of their own within a second."""
+PERIOD_S: Final = 1.0
+_UNAUTHORIZED: Final = 401
 
 
 class StructuredAuditLog:
@@ -31,6 +38,9 @@ class StructuredAuditLog:
             # Its own: other code may configure structlog, and its context is not ours.
             context_class=dict,
         )
+        self._unknown: Counter[tuple[str | None, str]] = Counter()
+        """Requests without a key in this period that have no line yet, by address and outcome."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def request(
         self,
@@ -44,7 +54,9 @@ class StructuredAuditLog:
         status: int,
         client: str,
     ) -> None:
-        """Record the use of a key."""
+        """Record the use of a key, or count a request without one."""
+        if key_id is None and status == _UNAUTHORIZED and not self._is_first(client, outcome):
+            return
         self._log.info(
             EVENT,
             action="request",
@@ -57,6 +69,35 @@ class StructuredAuditLog:
             status=status,
             client=_cut(client),
         )
+
+    def _is_first(self, client: str, outcome: str) -> bool:
+        """Return whether a request without a key is the first of its address in this period, and count it."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self.flush)
+        is_first = (client, outcome) not in self._unknown
+        if is_first and len(self._unknown) < MAX_ADDRESSES:
+            self._unknown[client, outcome] = 0
+            return True
+        self._unknown[None if is_first else client, outcome] += 1
+        return False
+
+    def flush(self) -> None:
+        """Write what was only counted, and begin another period."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        counted, self._unknown = self._unknown, Counter()
+        for (client, outcome), count in counted.items():
+            if count:
+                self._log.info(
+                    EVENT,
+                    action="request",
+                    key=None,
+                    outcome=outcome,
+                    status=_UNAUTHORIZED,
+                    client=_cut(client),
+                    count=count,
+                )
 
     def change(self, *, key_id: str, change: str, actor: str | None) -> None:
         """Record a change of a key: created, changed, rotated, revoked, expired."""

@@ -131,6 +131,7 @@ async def create_parts(settings: AllSettings) -> AsyncIterator[BatchParts]:
         )
         yield BatchParts(storage, queue, keys, services, api, lifecycle, worker)
     finally:
+        audit.flush()
         await sender.close()
         storage.close()
 
