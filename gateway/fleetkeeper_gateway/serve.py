@@ -38,6 +38,8 @@ from fleetkeeper_gateway.upstream.client import create_session
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.serve")
 
 _SYNC_PERIOD_S = 0.5
+_FORGET_S = 60.0
+"""Period of removing the series of deleted services."""
 _ABORT_S = 5.0
 """Time in which aborted requests end."""
 
@@ -171,6 +173,7 @@ async def serve(
                 background = [tasks.create_task(run()) for run in parts.background]
                 background.append(tasks.create_task(gateway.open_requests.watch()))
                 background.append(tasks.create_task(_keep_known(gateway)))
+                background.append(tasks.create_task(_forget_services(gateway)))
                 admin_task = tasks.create_task(admin.serve(sockets=[admin_socket]))
                 requests_task = tasks.create_task(requests.serve(sockets=[requests_socket]))
                 logger.info("gateway serves", requests=addresses.requests, admin=addresses.admin)
@@ -194,6 +197,14 @@ async def _keep_known(gateway: Gateway) -> None:
         await asyncio.sleep(_SYNC_PERIOD_S)
     gc.collect()
     gc.freeze()
+
+
+async def _forget_services(gateway: Gateway) -> None:
+    """Remove the series of deleted services, until cancelled."""
+    while True:
+        await asyncio.sleep(_FORGET_S)
+        if gateway.synced:
+            metrics.forget_services({service.path for service in gateway.parts.services.all()})
 
 
 async def _drain(

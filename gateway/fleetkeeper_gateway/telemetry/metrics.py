@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import lru_cache
 from typing import Final
 
@@ -73,10 +74,28 @@ UNTIL_ANSWERED: Final = Histogram(
 # `labels` takes longer than what it returns, so the children are kept.
 
 
-@lru_cache(maxsize=16_384)
+_OF_SERVICES: Final[dict[str, dict[tuple[str, int], Counter]]] = {}
+_STATUSES: Final = frozenset(
+    (200, 400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 499, 500, 501, 502, 503, 504)
+)
+"""What engines, router and gateway answer. A service could make a series of every number otherwise."""
+
+
 def requests(service: str, tier: str, status: int) -> Counter:
     """Return the counter of the requests that a service answered with a status."""
-    return REQUESTS.labels(service, tier, str(status))
+    counters = _OF_SERVICES.setdefault(service, {})
+    found = counters.get((tier, status))
+    if found is None:
+        label = str(status) if status in _STATUSES else f"{status // 100}xx"
+        found = counters[tier, status] = REQUESTS.labels(service, tier, label)
+    return found
+
+
+def forget_services(known: Container[str]) -> None:
+    """Remove the series of services that are gone."""
+    for service in [service for service in _OF_SERVICES if service not in known]:
+        del _OF_SERVICES[service]
+        REQUESTS.remove_by_labels({"service": service})
 
 
 @lru_cache(maxsize=8)
