@@ -10,6 +10,7 @@ from fleetkeeper_gateway.interfaces import KeyRefused, LimitRefused, Service
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+LIMIT_REACHED = "rate_limit_exceeded"
 _SHOWN = 200
 """Characters of a client's value that an error repeats."""
 
@@ -62,7 +63,7 @@ def limit_refused(error: LimitRefused) -> Refusal:
     """Return the refusal of a request whose limit is reached."""
     return Refusal(
         429,
-        "rate_limit_exceeded",
+        LIMIT_REACHED,
         str(error),
         kind="rate_limit_error",
         headers={**error.headers, "retry-after": str(error.retry_after_s)},

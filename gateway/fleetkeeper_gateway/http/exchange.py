@@ -25,6 +25,7 @@ from fleetkeeper_gateway.http.client_headers import (
 )
 from fleetkeeper_gateway.http.connection import connection_of
 from fleetkeeper_gateway.http.errors import (
+    LIMIT_REACHED,
     SERVER,
     Refusal,
     key_refused,
@@ -329,7 +330,9 @@ class Exchange:
         metrics.REFUSED.labels(refusal.code).inc()
         refused = self._gateway.refused
         is_excess = refused.wait_s(self._source) > 0
-        if not is_excess and 400 <= refusal.status < 500:
+        # A limit that refuses a body unread costs next to nothing. A client far above its limit is to keep it.
+        is_unread_limit = refusal.code == LIMIT_REACHED and not self._body.size
+        if not is_excess and 400 <= refusal.status < 500 and not is_unread_limit:
             refused.add(self._source, self._body.size)
         await refuse(
             self._send,

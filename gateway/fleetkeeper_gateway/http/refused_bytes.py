@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from fleetkeeper_gateway.http.errors import Refusal
+from fleetkeeper_gateway.http.errors import LIMIT_REACHED, Refusal
 
 MIN_BYTES: Final = 8192
 """What a refused request counts at least: its head costs as much as a small body."""
@@ -62,7 +62,7 @@ class RefusedBytes:
         if wait_s > 0:
             raise Refusal(
                 429,
-                "rate_limit_exceeded",
+                LIMIT_REACHED,
                 "Too many requests of this key were refused. Correct them, and send fewer.",
                 kind="rate_limit_error",
                 headers={"retry-after": str(math.ceil(wait_s))},

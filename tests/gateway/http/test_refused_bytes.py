@@ -99,6 +99,7 @@ async def test_a_key_at_its_limit_of_requests_is_refused_before_its_body(world: 
     async with asyncio.timeout(GUARD_S):
         assert b" 429 " in await reader.readline()
     writer.close()
+    assert len(world.gateway.refused) == 0, "a client far above its limit still has its limit"
 
 
 async def test_an_address_without_a_key_is_cut_off_when_it_goes_on(
