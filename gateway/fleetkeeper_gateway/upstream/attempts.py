@@ -131,8 +131,8 @@ class Upstream:
         if response.status < 200:
             response.close()
             raise SendFailed("protocol_changed")
-        if 300 <= response.status < 400:
-            # A client that followed it would send its key to an address that the service chose.
+        if 300 <= response.status < 400 or response.status >= 600:
+            # A client that followed a redirect would send its key to an address that the service chose.
             response.close()
             raise SendFailed(f"status_{response.status}")
         if response.status == 503:

@@ -143,7 +143,7 @@ async def test_a_service_sets_nothing_for_the_host_that_all_services_share(world
         assert response.headers["OpenAI-Processing-Ms"] == "17"
 
 
-@pytest.mark.parametrize("status", [301, 304, 307])
+@pytest.mark.parametrize("status", [301, 304, 307, 799])
 async def test_a_redirect_of_a_service_is_its_failure(world: World, status: int) -> None:
     """OpenAI's client follows redirects, with the prompt and the key."""
 
