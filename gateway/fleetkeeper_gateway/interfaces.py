@@ -200,18 +200,22 @@ class Limiter(Protocol):
             LimitRefused: if a limit is reached. Nothing stays taken.
         """
 
+    async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
+        """Replace a request's estimate by the tokens that the engine counted. It may go into debt."""
+
+    async def close(self) -> None:
+        """Close connections."""
+
+
+class RequestLimiter(Limiter, Protocol):
+    """The limits of all keys, in the process of the request path."""
+
     def check(self, key: Key, tier: Tier) -> None:
         """Refuse a request of any size before its body is read, without asking anybody.
 
         Raises:
             LimitRefused: if it would be refused for certain.
         """
-
-    async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
-        """Replace a request's estimate by the tokens that the engine counted. It may go into debt."""
-
-    async def close(self) -> None:
-        """Close connections."""
 
 
 class GrantSigner(Protocol):

@@ -16,6 +16,7 @@ from fleetkeeper_gateway.interfaces import (
     Key,
     Limiter,
     LimitRefused,
+    RequestLimiter,
     TierLimits,
 )
 from fleetkeeper_gateway.limits import LimitSettings, Timing, create_limiter
@@ -95,7 +96,7 @@ async def until(ask: Callable[[], T], what: str) -> T:
 class Replica:
     """A limiter as one replica of the gateway has it, with its metrics."""
 
-    limiter: Limiter
+    limiter: RequestLimiter
     registry: CollectorRegistry
 
     def value(self, name: str, **labels: str) -> float:

@@ -19,7 +19,7 @@ from fleetkeeper_gateway.interfaces import (
     GrantSigner,
     Key,
     Keys,
-    Limiter,
+    RequestLimiter,
     Services,
 )
 from fleetkeeper_gateway.telemetry import metrics
@@ -32,7 +32,7 @@ class Parts:
 
     services: Services
     keys: Keys
-    limiter: Limiter
+    limiter: RequestLimiter
     signer: GrantSigner
     grants: GrantReader
     batch_tokens: BatchTokens

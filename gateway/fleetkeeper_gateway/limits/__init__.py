@@ -7,7 +7,7 @@ from functools import partial
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from fleetkeeper_gateway.interfaces import Limiter
+from fleetkeeper_gateway.interfaces import RequestLimiter
 from fleetkeeper_gateway.limits.connect import new_connection
 from fleetkeeper_gateway.limits.limiter import KeyLimiter
 from fleetkeeper_gateway.limits.link import Link, Timing
@@ -25,7 +25,7 @@ def create_limiter(
     *,
     registry: CollectorRegistry = REGISTRY,
     timing: Timing | None = None,
-) -> Limiter:
+) -> RequestLimiter:
     """Return a limiter, and begin to connect to Redis if it is set. To be called in the event loop."""
     timing = timing or Timing()
     metrics = limit_metrics(registry)

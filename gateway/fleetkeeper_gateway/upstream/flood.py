@@ -85,4 +85,5 @@ class BoundedConnector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - the library's
         """Take the options of the library's connector."""
         super().__init__(**options)
-        self._factory = partial(BoundedResponses, loop=self._loop)
+        # The library has no other way to choose the class.
+        self._factory = partial(BoundedResponses, loop=self._loop)  # type: ignore[assignment]
