@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from fleetkeeper_contract.gateway_labels import GATEWAY_POD_LABELS, USAGE_POD_LABELS
 from fleetkeeper_gateway.http.admin import admin_application
+from fleetkeeper_gateway.http.settings import ServeSettings
 from fleetkeeper_gateway.usage.app import UsageApp
 from fleetkeeper_gateway.usage.store import UsageStore
 from tests.support.gateway_chart import (
@@ -157,6 +158,15 @@ def test_numbers_reach_the_process_as_whole_numbers() -> None:
     assert found["ANONYMOUS"] == "false"
 
 
+def test_origins_of_browsers_are_none_unless_they_are_listed() -> None:
+    assert "ALLOWED_ORIGINS" not in environment(gateway_objects("defaults"))
+    origins = ["https://chat.example.com", "http://localhost:3000"]
+    objects = rendered({"gateway": {"enabled": True, "allowedOrigins": origins}})
+    assert ServeSettings(
+        allowed_origins=environment(objects)["ALLOWED_ORIGINS"]
+    ).allowed_origins == (*origins,)
+
+
 def test_anonymous_requests_have_the_limits_of_the_values() -> None:
     found = environment(gateway_objects("anonymous"))
     assert {name: value for name, value in found.items() if name.startswith("ANONYMOUS")} == {
@@ -290,6 +300,8 @@ SMALL_REDIS = {"enabled": True, "image": "valkey:8"}
         ({"usage": {"periodSeconds": 301}}, "periodSeconds"),
         ({"bodyBudgetBytes": 2 * 16_777_216 - 1}, "gateway.bodyBudgetBytes"),
         ({"networkPolicy": {"clients": [{}]}}, "clients"),
+        ({"allowedOrigins": ["https://chat.example.com/"]}, "allowedOrigins"),
+        ({"allowedOrigins": ["*"]}, "allowedOrigins"),
     ],
 )
 def test_wrong_values_are_refused(values: Live, message: str) -> None:

@@ -69,6 +69,7 @@ def closed(reason: str) -> float:
     return REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0
 
 
+@pytest.mark.promise("keyless-bounds")
 async def test_connections_without_a_key_do_not_take_those_with_one(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +98,7 @@ async def test_connections_without_a_key_do_not_take_those_with_one(
             one_of_them.close()
 
 
+@pytest.mark.promise("keyless-bounds")
 async def test_heads_without_end_are_bounded_together(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ async def answering(
             yield
 
 
+@pytest.mark.promise("service-floods")
 async def test_interim_answers_without_end_are_no_answer(world: World) -> None:
     async def script(write: Write) -> None:
         while True:
@@ -66,6 +67,7 @@ async def test_some_interim_answers_are_passed_over(world: World) -> None:
         assert (response.status, await response.text()) == (200, "ok")
 
 
+@pytest.mark.promise("service-floods")
 async def test_an_answer_of_chunks_of_one_byte_is_cut(world: World) -> None:
     async def script(write: Write) -> None:
         await write(CHUNKED)

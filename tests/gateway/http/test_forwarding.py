@@ -99,6 +99,7 @@ async def test_a_compressed_answer_stays_compressed(world: World) -> None:
         assert response.headers["Content-Length"] == str(len(packed))
 
 
+@pytest.mark.promise("service-headers")
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 429, 500, 503])
 async def test_an_answer_of_the_service_is_passed_on_whatever_it_says(
     world: World, status: int
@@ -115,6 +116,7 @@ async def test_an_answer_of_the_service_is_passed_on_whatever_it_says(
     assert len(world.upstream.received) == 1
 
 
+@pytest.mark.promise("service-headers")
 async def test_a_service_sets_nothing_for_the_host_that_all_services_share(world: World) -> None:
     passed_on = {"Content-Type": "text/plain", "OpenAI-Processing-Ms": "17"}
     dropped = {
@@ -143,6 +145,7 @@ async def test_a_service_sets_nothing_for_the_host_that_all_services_share(world
         assert response.headers["OpenAI-Processing-Ms"] == "17"
 
 
+@pytest.mark.promise("service-headers")
 @pytest.mark.parametrize("status", [301, 304, 307, 799])
 async def test_a_redirect_of_a_service_is_its_failure(world: World, status: int) -> None:
     """OpenAI's client follows redirects, with the prompt and the key."""

@@ -52,6 +52,7 @@ async def test_a_service_that_moves_is_found_at_its_new_address(
     assert world.grants.signed[-1]["service"] == "new"
 
 
+@pytest.mark.promise("owned-address")
 async def test_nothing_is_sent_to_a_service_without_an_address_of_its_own(world: World) -> None:
     world.services.set(service(url="", state="Unavailable", ready=False, demands_grant=True))
     assert await world.refused() == (503, "service_unavailable")

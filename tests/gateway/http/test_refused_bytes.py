@@ -73,6 +73,7 @@ async def answer_of(world: World, data: bytes) -> tuple[int, bytes]:
     return int(line.split()[1]), rest
 
 
+@pytest.mark.promise("refused-requests")
 async def test_a_key_whose_requests_are_refused_is_refused_before_its_body(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ async def test_a_key_at_its_limit_of_requests_is_refused_before_its_body(world: 
     assert len(world.gateway.refused) == 0, "a client far above its limit still has its limit"
 
 
+@pytest.mark.promise("refused-requests")
 async def test_an_address_without_a_key_is_cut_off_when_it_goes_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_foreign_object_under_a_childs_name_is_never_written(key: tuple[Kind, 
     assert f"{key[0]} {key[1]}" in stalled["message"]
 
 
+@pytest.mark.promise("owned-address")
 def test_the_status_has_an_address_while_the_service_owns_it() -> None:
     """The gateway sends requests there, with grants."""
     before = act(new_world(), plan_of(new_world()))
