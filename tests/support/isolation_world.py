@@ -25,6 +25,7 @@ from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.reconciler.controller import Controller
 from fleetkeeper.runtime.reconciler.executor import Executor
+from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.service_feed import ServiceFeed
 from fleetkeeper.runtime.state.cache import Cache
@@ -77,8 +78,8 @@ class Server:
     async def create_child(self, _: Resource, manifest: Live) -> Live:
         return self.stamped(manifest)
 
-    async def apply_status(self, namespace: str, name: str, uid: str, status: Live) -> Live:
-        del namespace, uid
+    async def apply_status(self, namespace: str, name: str, status: Live, **_: str) -> Live:
+        del namespace
         self.status_writes.append(name)
         self.services[name] = self.stamped({**self.services[name], "status": status})
         return self.services[name]
@@ -134,7 +135,13 @@ class Operator:
             ledger=ledger,
             source=self,
             engines=self,
-            replace_pod=PodReplacer(server, self.cache, self.metrics, read_pod=None).replace,
+            replace_pod=PodReplacer(
+                server,
+                self.cache,
+                self.metrics,
+                is_unchanged=LiveServices(server, self.cache).is_unchanged,
+                read_pod=None,
+            ).replace,
             recorder=self.recorder,
             metrics=ControlMetrics(self.metrics.registry),
             defects=self.defects,

@@ -62,7 +62,6 @@ def decide_children(
     service: str,
     owner_uid: str,
     now: float,
-    live_bound: frozenset[Key] = frozenset(),
     untouched: frozenset[Key] = frozenset(),
 ) -> ChildrenDecision:
     """Return the creations, repairs, adoptions and removals, each in the order of `desired`.
@@ -70,10 +69,10 @@ def decide_children(
     Deployments are created after the objects that their pods need. Services are created last:
     Kubernetes allocates cluster addresses one at a time, and pods need not wait for that.
 
-    `live_bound` names Deployments whose replicas were derived from the live object: their write is
-    valid only for the resourceVersion that was read. `untouched` names children that are wanted but
-    not written in this reconcile. While a name is taken, nothing is created, because an incomplete
-    service would only occupy accelerators. Existing children are still repaired.
+    Every write of an existing child is valid only for the resourceVersion that was read. `untouched`
+    names children that are wanted but not written in this reconcile. While a name is taken, nothing
+    is created, because an incomplete service would only occupy accelerators. Existing children are
+    still repaired.
     """
     actions: list[Apply | Delete] = []
     conflicts = _conflicts(desired, snapshot, service, owner_uid)
@@ -88,7 +87,7 @@ def decide_children(
         ):
             actions.append(_removal(child, Why.REPAIR))
             continue
-        action = _write(manifest, child, owner_uid, key in live_bound)
+        action = _write(manifest, child, owner_uid)
         is_withheld = action is not None and action.create_only and _is_held_back(key, conflicts)
         if action is not None and not is_withheld:
             actions.append(action)
@@ -187,10 +186,12 @@ def _is_held_back(key: Key, conflicts: tuple[Conflict, ...]) -> bool:
     return bool(conflicts) and key not in {(item.kind, item.name) for item in conflicts}
 
 
-def _write(
-    manifest: Manifest, child: Child | None, owner_uid: str, is_live_bound: bool
-) -> Apply | None:
-    """Return the write that one child needs, None if it matches or belongs to someone else."""
+def _write(manifest: Manifest, child: Child | None, owner_uid: str) -> Apply | None:
+    """Return the write that one child needs, None if it matches or belongs to someone else.
+
+    Each write states the child's owner. Without the resourceVersion as a precondition, it could give
+    the child back to a service whose deletion has just removed it from there.
+    """
     kind, name = key_of(manifest)
     digest = digest_of(manifest)
     if child is None:
@@ -209,8 +210,7 @@ def _write(
         why = Why.SCALE
     else:
         return None
-    version = child.resource_version if is_scaled or is_live_bound else None
-    return Apply(kind, name, manifest, digest, why, resource_version=version)
+    return Apply(kind, name, manifest, digest, why, resource_version=child.resource_version)
 
 
 def _prunings(wanted: set[Key], snapshot: Snapshot, service: str, owner_uid: str) -> list[Delete]:

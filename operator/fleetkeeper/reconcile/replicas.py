@@ -56,12 +56,6 @@ class ReplicaDecision:
     limited_by: str = ""
 
     @property
-    def rests_on_live_value(self) -> bool:
-        """Return True if the number is valid only for the live object that was read."""
-        is_limited = self.is_scale_up_blocked or bool(self.limited_by)
-        return self.source in {Source.UNCHANGED, Source.CONTESTED} or is_limited
-
-    @property
     def limit_in_words(self) -> str:
         """Return which budget allows how many of the wanted replicas."""
         return f"{self.limited_by} allows {self.value} of {self.wanted} replicas"

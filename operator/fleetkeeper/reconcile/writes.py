@@ -156,7 +156,6 @@ def _decide_children(
         service=service.name,
         owner_uid=service.uid,
         now=inputs.now,
-        live_bound=frozenset({engine_key}) if replicas.rests_on_live_value else frozenset(),
         untouched=frozenset(untouched),
     )
     return children, again

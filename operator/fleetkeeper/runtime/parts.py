@@ -20,6 +20,7 @@ from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.reconciler.controller import Controller
 from fleetkeeper.runtime.reconciler.executor import Executor
+from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.settings import Settings
 from fleetkeeper.runtime.state.cache import Cache
@@ -105,6 +106,7 @@ def build_parts(
             cache=cache,
             queue=queue,
             writer=writer,
+            is_unchanged=LiveServices(client, cache).is_unchanged,
             lease=lease,
             recorder=recorder,
             metrics=metrics,

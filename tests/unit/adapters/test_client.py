@@ -157,7 +157,7 @@ async def test_the_fence_is_asked_before_each_send() -> None:
     async with served(handler) as client:
         writer = KubernetesWriter(client, fence=fence)
         with pytest.raises(LeaseLost):
-            await writer.apply_status("a", "chat", "u1", {"replicas": 1})
+            await writer.apply_status("a", "chat", {}, uid="u1", resource_version="3")
     assert asked == 2
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.reflector import Reflector
-from fleetkeeper.adapters.kubernetes.resources import REPLICA_SET, Resource
+from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, REPLICA_SET, Resource
 from fleetkeeper.autoscale.rules.removal import Cause, Removal
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
 from fleetkeeper.autoscale.types import PodView
@@ -27,6 +27,7 @@ from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.reconciler.controller import Controller, _Memory
 from fleetkeeper.runtime.reconciler.executor import Executor
+from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
@@ -58,21 +59,22 @@ UNREADABLE: Live = {"metadata": {**META, "labels": "²"}}
 
 
 class Server:
-    """Answers every read and write with the same object."""
+    """Answers every read and write with the same object, but for the service."""
 
-    def __init__(self, answer: Live) -> None:
+    def __init__(self, answer: Live, service: Live) -> None:
         self.answer = answer
+        self.service = service
         self.deleted: list[str] = []
 
     async def read(self, resource: Resource, namespace: str, name: str) -> Live | None:
-        return self.answer
+        return self.service if resource == INFERENCE_SERVICE else self.answer
 
     async def apply_child(self, resource: Resource, manifest: Live, **_: Any) -> Live:
         return self.answer
 
     create_child = apply_child
 
-    async def apply_status(self, *_: Any) -> Live:
+    async def apply_status(self, *_: Any, **__: Any) -> Live:
         return self.answer
 
     async def mark_pod(self, *_: Any) -> Live:
@@ -94,8 +96,8 @@ def _any(double: object) -> Any:
 class Scene:
     """An executor and a controller on that server."""
 
-    def __init__(self, answer: Live) -> None:
-        self.server = _any(Server(answer))
+    def __init__(self, answer: Live, service: Live = RESOURCE) -> None:
+        self.server = _any(Server(answer, service))
         self.cache = Cache(now=lambda: 100.0, changed=lambda _: None)
         self.metrics = OperatorMetrics()
         self.failures: dict[Any, Any] = {}
@@ -149,7 +151,7 @@ def test_an_answer_to_our_own_write_may_be_anything(answer: Live, kind: Kind) ->
     async def run() -> None:
         for plan in plans:
             await Scene(answer).carry_out(plan)
-            await Scene(answer).carry_out(plan, {**RESOURCE, "status": {"a": 1}})
+            await Scene(answer, answer).carry_out(plan)
 
     asyncio.run(run())
 
@@ -204,7 +206,11 @@ REMOVAL = Removal(Cause.FRAGMENTED, "why", Event("Normal", "EngineFragmented", "
 async def test_the_control_loop_replaces_no_pod_of_a_service_that_is_partly_unknown() -> None:
     pod = {"metadata": {**META, "name": "p", "labels": {"fleetkeeper.io/service": "chat"}}}
     scene = Scene(pod)
-    replacer = PodReplacer(scene.server, scene.cache, scene.metrics, read_pod=fragmented)
+    is_unchanged = LiveServices(scene.server, scene.cache).is_unchanged
+    replacer = PodReplacer(
+        *(scene.server, scene.cache, scene.metrics), is_unchanged=is_unchanged, read_pod=fragmented
+    )
+    scene.cache.put_service(RESOURCE)
     view = PodView("p", "c1", 1.0)
     scene.cache.take("Pod", pod)
     assert await replacer.replace(CHAT, view, REMOVAL)

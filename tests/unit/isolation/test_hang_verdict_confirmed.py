@@ -28,6 +28,7 @@ from fleetkeeper.reconcile.types import Pod
 from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
 from fleetkeeper.runtime.autoscaler.sources import read_pod
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.control_cases import Loop, sample
@@ -35,6 +36,7 @@ from tests.support.engine_metrics import metrics_text
 from tests.support.loopback_api import served
 
 CHAT = Key("team-a", "chat")
+SERVICE = {"metadata": {"name": "chat", "namespace": "team-a", "uid": "u1", "resourceVersion": "3"}}
 EDGES = Edges(0.5, 0.05)
 HUNG = Removal(Cause.HUNG, "it hangs", Event("Warning", "EngineHung", "it hangs"))
 FRAGMENTED = Removal(Cause.FRAGMENTED, "unused", Event("Normal", "EngineFragmented", "unused"))
@@ -77,6 +79,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.cache = Cache(now=time.time, changed=lambda _: None)
+        self.cache.put_service(SERVICE)
         pod = Pod("chat-1", "uid-1", "chat", "engine", "r1", "t1", 1.0, ready=False)
         self.cache.put(Seen("Pod", "team-a", "chat-1", 41, "chat", pod))
 
@@ -90,7 +93,7 @@ class World:
 
         async def api(request: web.Request) -> web.StreamResponse:
             self.asked.append(request.method)
-            return web.json_response({"kind": "Status"})
+            return web.json_response(SERVICE if request.method == "GET" else {"kind": "Status"})
 
         app = web.Application()
         app.router.add_get("/metrics", metrics)
@@ -104,6 +107,7 @@ class World:
                     KubernetesWriter(client, fence=lambda: None),
                     self.cache,
                     OperatorMetrics(),
+                    is_unchanged=LiveServices(client, self.cache).is_unchanged,
                     read_pod=partial(read_pod, engines) if self.direct_reads else None,
                 )
         finally:
@@ -124,7 +128,7 @@ async def test_a_pod_that_confirms_the_cause_is_deleted(removal: Removal, answer
     world = World(answer)
     async with world.replacer() as replacer:
         assert await replacer.replace(CHAT, POD, removal)
-    assert world.asked == ["read", "DELETE"]
+    assert world.asked == ["read", "GET", "DELETE"]
 
 
 KEPT: dict[str, tuple[Removal, Answer]] = {
@@ -163,7 +167,7 @@ async def test_a_pod_that_cannot_be_asked_is_kept(case: str) -> None:
     assert world.asked == []
 
 
-@pytest.mark.parametrize(("says", "asked"), [(0.0, ["read"]), (1.0, ["read", "DELETE"])])
+@pytest.mark.parametrize(("says", "asked"), [(0.0, ["read"]), (1.0, ["read", "GET", "DELETE"])])
 async def test_what_prometheus_claims_of_a_pod_deletes_nothing(
     says: float, asked: list[str]
 ) -> None:

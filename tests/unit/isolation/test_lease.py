@@ -25,6 +25,7 @@ from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from tests.support.loopback_api import configured
 
 GUARD_S = 60.0
+SEEN = {"uid": "u1", "resource_version": "3"}
 """Of every wait: an event ends it."""
 SLOTS = 4
 
@@ -266,7 +267,7 @@ async def test_the_lease_is_not_given_back_while_a_cancelled_write_may_be_applie
             sent.append(loop.time())
 
         writer = KubernetesWriter(found.ordinary, fence=fence)
-        write = asyncio.create_task(writer.apply_status("a", "chat", "u1", {"replicas": 1}))
+        write = asyncio.create_task(writer.apply_status("a", "chat", {"replicas": 1}, **SEEN))
         await found.api.until(lambda: found.api.others == 1)
         write.cancel()
         with suppress(asyncio.CancelledError):
@@ -274,7 +275,7 @@ async def test_the_lease_is_not_given_back_while_a_cancelled_write_may_be_applie
         releasing = asyncio.create_task(lease.release(after=writer.settled))
         await asyncio.sleep(0)
         with pytest.raises(LeaseLost):
-            await writer.apply_status("a", "chat", "u1", {"replicas": 2})
+            await writer.apply_status("a", "chat", {"replicas": 2}, **SEEN)
         await releasing
         assert len(sent) == 1
         assert found.api.freed_at - sent[0] >= REQUEST_TIMEOUT_S
@@ -284,7 +285,7 @@ async def test_writes_that_were_answered_hold_nothing_up() -> None:
     async with clients() as found:
         found.api.answer_others.set()
         writer = KubernetesWriter(found.ordinary, fence=lambda: None)
-        await writer.apply_status("a", "chat", "u1", {"replicas": 1})
+        await writer.apply_status("a", "chat", {"replicas": 1}, **SEEN)
         settled = asyncio.create_task(writer.settled())
         for _ in range(3):
             await asyncio.sleep(0)

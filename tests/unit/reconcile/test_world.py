@@ -47,7 +47,9 @@ def assert_harmless(world: World, plan: Plan) -> None:
         if isinstance(action, Apply):
             assert action.manifest["metadata"]["namespace"] == "team-a"
             present = world.children.get((action.kind, action.name))
-            assert present is None or present.controller_uid in {None, "uid-of-chat"}
+            if present is not None:
+                assert present.controller_uid in {None, "uid-of-chat"}
+                assert action.resource_version == present.resource_version
             if (action.kind, action.name) == ENGINE:
                 assert_ordered(world, spec, action.manifest["spec"]["replicas"])
     assert not (spec.get("paused") and plan.actions)

@@ -128,16 +128,21 @@ class KubernetesWriter:
             )
 
     async def apply_status(
-        self, namespace: str, name: str, uid: str, status: Manifest
+        self, namespace: str, name: str, status: Manifest, *, uid: str, resource_version: str
     ) -> dict[str, Any]:
-        """Apply the whole status of exactly the InferenceService with this UID, server-side.
+        """Apply the whole status of exactly this InferenceService in this version, server-side.
 
-        The server responds 404 or 409 if the service was deleted or recreated under the same name.
+        The server responds 404 or 409 if the service was changed, deleted or recreated since.
         """
         body = {
             "apiVersion": INFERENCE_SERVICE.api_version,
             "kind": INFERENCE_SERVICE.kind,
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "uid": uid,
+                "resourceVersion": resource_version,
+            },
             "status": status,
         }
         return await self._apply(

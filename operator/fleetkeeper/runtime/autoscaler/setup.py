@@ -19,7 +19,7 @@ from fleetkeeper.adapters.prometheus import Prometheus, PrometheusSettings
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.runtime.autoscaler.loop import ControlLoop
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
-from fleetkeeper.runtime.autoscaler.pod_replacement import PodReplacer
+from fleetkeeper.runtime.autoscaler.pod_replacement import IsUnchanged, PodReplacer
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource, read_pod
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.event_recorder import EventRecorder
@@ -57,6 +57,7 @@ def build_control(
     cache: Cache,
     queue: KeyedQueue,
     writer: KubernetesWriter,
+    is_unchanged: IsUnchanged,
     lease: LeaderLease,
     recorder: EventRecorder,
     metrics: OperatorMetrics,
@@ -96,6 +97,7 @@ def build_control(
         writer,
         cache,
         metrics,
+        is_unchanged=is_unchanged,
         read_pod=partial(read_pod, engines) if settings.direct_reads else None,
     )
     loop = ControlLoop(

@@ -205,8 +205,6 @@ class Controller:
         )
 
     def _settle(self, key: Key, plan: Plan, outcome: Outcome, written: int) -> str:
-        if outcome.gone:
-            return "unchanged"
         if outcome.wait:
             delay_s = self._queue.retry(key)
             if outcome.retry_after_s > delay_s:

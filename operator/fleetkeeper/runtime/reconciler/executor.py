@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 import structlog
 
@@ -13,7 +13,6 @@ from fleetkeeper.adapters.kubernetes.reading import Unreadable, as_map, maps, te
 from fleetkeeper.adapters.kubernetes.records import Seen, Unread, observe
 from fleetkeeper.adapters.kubernetes.resources import (
     CHILDREN,
-    INFERENCE_SERVICE,
     POD,
     resource_of,
 )
@@ -24,11 +23,15 @@ from fleetkeeper.reconcile.plan import Action, Apply, Delete, MarkPod, Plan
 from fleetkeeper.reconcile.types import Child, Kind, WriteFailure, WriteProblem
 from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.reconciler.outcome import Outcome
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 
 log = structlog.get_logger(__name__)
+
+MAX_CONFIRMED_S: Final = 1.0
+"""How long a read of the service allows the writes of a plan. Longer plans read it again."""
 
 
 class Executor:
@@ -45,6 +48,7 @@ class Executor:
         recorder: EventRecorder,
     ) -> None:
         self._client = client
+        self._services = LiveServices(client, cache)
         self._writer = writer
         self._cache = cache
         self._metrics = metrics
@@ -64,18 +68,26 @@ class Executor:
         includes the refusal. If a name is already taken, nothing more is created: half a service
         would only occupy accelerators.
 
+        Nothing is written for a service that the API server holds in another version than the planned
+        one: the service is read before the children are written, and the status write is bound to
+        the version. Each write of an existing child is bound to the version that was planned with. So
+        a child whose owner the garbage collector removed during a deletion never gets it back.
+
         Raises:
+            ApiError: the service could not be read.
             LeaseLost: this process must not write anymore.
         """
         outcome = Outcome(key, failures)
         first = next((item for item in plan.actions if _makes_pods(item)), None)
         for action in plan.actions:
+            if not await self._is_confirmed(key, resource, outcome):
+                return outcome
             if action is first:
                 await self._check_service_names(key, resource, plan.actions, outcome)
             if _is_creation(action) and outcome.meets_conflict:
                 continue
             await self._act(key, resource, action, outcome)
-            if outcome.wait or outcome.gone:
+            if outcome.wait:
                 return outcome
         if outcome.plan_again:
             return outcome
@@ -85,6 +97,16 @@ class Executor:
             for event in plan.events:
                 self._recorder.record(key, event)
         return outcome
+
+    async def _is_confirmed(self, key: Key, resource: Manifest, outcome: Outcome) -> bool:
+        """Return whether the service may be written; if not, plan again with what was read."""
+        if 0.0 <= self._now() - outcome.confirmed <= MAX_CONFIRMED_S:
+            return True
+        outcome.confirmed = self._now()
+        if await self._services.is_unchanged(key, resource):
+            return True
+        outcome.plan_again = True
+        return False
 
     async def _check_service_names(
         self, key: Key, resource: Manifest, actions: Sequence[Action], outcome: Outcome
@@ -106,6 +128,8 @@ class Executor:
             else:
                 done = await self._mark(key, action)
         except ApiError as problem:
+            if problem.is_stale and isinstance(action, Apply):
+                self._cache.drop_named(key, action.kind, action.name)
             self._refused(action, problem, outcome)
             return
         if done:
@@ -162,15 +186,10 @@ class Executor:
     async def _create(
         self, key: Key, resource: Manifest, action: Apply, outcome: Outcome
     ) -> Manifest | None:
-        """Create an object and return it; None if the name is taken or the service is gone.
+        """Create an object and return it; None if the name is taken.
 
-        Check first that a service that is not new still exists: its children are deleted with it,
-        and their DELETED events may arrive before its own. Read a name that was found taken before
-        trying it again, so that waiting for it writes nothing.
+        Read a name that was found taken before trying it again, so that waiting for it writes nothing.
         """
-        if resource.get("status") and not await self._exists(key, resource):
-            outcome.gone = True
-            return None
         where = CHILDREN[action.kind]
         known = outcome.failures.get((action.kind.value, action.name))
         is_known = known is not None and known.problem is WriteProblem.CONFLICT
@@ -206,17 +225,6 @@ class Executor:
             outcome.fail(action, WriteProblem.CONFLICT, _foreign(action, live), self._now())
         return True
 
-    async def _exists(self, key: Key, resource: Manifest) -> bool:
-        live = await self._client.read(INFERENCE_SERVICE, key.namespace, key.name)
-        uid = as_map((live or {}).get("metadata")).get("uid")
-        if live is not None and uid == resource["metadata"].get("uid"):
-            return True
-        if live is None:
-            self._cache.drop_service(key, uid=str(resource["metadata"].get("uid", "")))
-        else:
-            self._cache.put_service(live)
-        return False
-
     async def _delete(self, key: Key, action: Delete) -> bool:
         await self._writer.delete(
             resource_of(action.kind),
@@ -243,27 +251,27 @@ class Executor:
     async def _write_status(
         self, key: Key, resource: Manifest, status: Manifest, outcome: Outcome
     ) -> None:
+        """Write the status of exactly the planned version; plan again if there is another by now."""
+        meta = resource["metadata"]
         try:
             live = await self._writer.apply_status(
-                key.namespace, key.name, resource["metadata"]["uid"], status
+                key.namespace,
+                key.name,
+                status,
+                uid=meta["uid"],
+                resource_version=meta["resourceVersion"],
             )
         except ApiError as problem:
             self._metrics.errors.labels(problem.reason).inc()
-            if problem.is_absent or problem.is_stale:
-                outcome.gone = not await self._exists_quietly(key, resource)
-            outcome.wait = not outcome.gone
+            if await self._services.is_outdated(key, resource, problem):
+                outcome.plan_again = True
+                return
+            outcome.wait = True
             outcome.retry_after_s = problem.retry_after_s or 0.0
             log.warning("status write failed", service=str(key), error=str(problem))
             return
         outcome.written += 1
         self._cache.put_service(live, by_us=True)
-
-    async def _exists_quietly(self, key: Key, resource: Manifest) -> bool:
-        """Return whether the service exists; assume that it does if the lookup fails."""
-        try:
-            return await self._exists(key, resource)
-        except ApiError:
-            return True
 
 
 def _unread(key: Key, action: Apply) -> Unread:

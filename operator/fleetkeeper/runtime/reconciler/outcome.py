@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import structlog
@@ -19,9 +20,10 @@ log = structlog.get_logger(__name__)
 class Outcome:
     """The outcome of a plan.
 
-    `plan_again`: an assumption of the plan was wrong (a child already exists, a write was refused);
-    plan again now. `wait`: the cache is behind the server, or the server is unavailable; retry after
-    a back-off of at least `retry_after_s`. `gone`: the service does not exist.
+    `plan_again`: an assumption of the plan was wrong (a child already exists, a write was refused, the
+    service is not as planned); plan again now. `wait`: the cache is behind the server, or the server
+    is unavailable; retry after a back-off of at least `retry_after_s`. `confirmed`: when the service
+    was last read.
     """
 
     key: Key
@@ -29,13 +31,13 @@ class Outcome:
     written: int = 0
     plan_again: bool = False
     wait: bool = False
-    gone: bool = False
+    confirmed: float = -math.inf
     retry_after_s: float = 0.0
 
     @property
     def stopped(self) -> bool:
         """Whether the rest of the plan must not be executed."""
-        return self.plan_again or self.wait or self.gone
+        return self.plan_again or self.wait
 
     @property
     def meets_conflict(self) -> bool:

@@ -247,6 +247,10 @@ class Cache:
         self._named.put(key, child)
         self._changed(key)
 
+    def drop_named(self, key: Key, kind: Kind, name: str) -> None:
+        """Remove an object that was read by name and changed since; no watch would show that."""
+        self._named.drop(key, kind, name)
+
     def deleting(self, key: Key, kind: str, name: str) -> None:
         """Mark an object that we deleted as being deleted until a watch confirms it."""
         members = self._members.get(key)

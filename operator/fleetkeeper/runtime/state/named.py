@@ -35,6 +35,10 @@ class NamedObjects:
                 del named[name]
         return [child for _, child in named.values()]
 
+    def drop(self, key: Key, kind: Kind, name: str) -> None:
+        """Forget an object that was changed since it was read."""
+        self._named.get(key, {}).pop((kind, name), None)
+
     def forget(self, key: Key) -> None:
         """Forget a deleted service."""
         self._named.pop(key, None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from tests.support.contained import new_defects
 Live = dict[str, Any]
 CHAT = Key("a", "chat")
 NEW: Live = {"metadata": {"name": "chat", "namespace": "a", "uid": "u1", "resourceVersion": "3"}}
-OLD: Live = {**NEW, "status": {"observedGeneration": 1}}
+CONFIRMED = ("read", "InferenceService", "chat")
 
 
 class Server:
@@ -63,8 +64,10 @@ class Server:
         meta = {**manifest["metadata"], "uid": "c1", "resourceVersion": "10"}
         return {**manifest, "metadata": meta}
 
-    async def apply_status(self, namespace: str, name: str, uid: str, status: Live) -> Live:
-        self._call("status", uid, status)
+    async def apply_status(
+        self, namespace: str, name: str, status: Live, *, uid: str, resource_version: str
+    ) -> Live:
+        self._call("status", uid, resource_version, status)
         return {**NEW, "metadata": {**NEW["metadata"], "resourceVersion": "9"}, "status": status}
 
     async def delete(
@@ -98,20 +101,23 @@ class Scene:
             lease=Key("fleet", "fleetkeeper"),
         )
 
-    async def run(self, plan: Plan, resource: Live = NEW) -> Outcome:
+    async def run(
+        self, plan: Plan, resource: Live = NEW, now: Callable[[], float] = lambda: 100.0
+    ) -> Outcome:
         executor = Executor(
             self.server,  # type: ignore[arg-type]
             self.server,  # type: ignore[arg-type]
             self.cache,
             self.metrics,
-            now=lambda: 100.0,
+            now=now,
             recorder=self.recorder,
         )
         return await executor.carry_out(CHAT, resource, plan, self.failures)
 
     @property
     def names(self) -> list[str]:
-        return [call[0] for call in self.server.calls]
+        """What was called, but for the read of the service before it."""
+        return [call[0] for call in self.server.calls if call != CONFIRMED]
 
 
 def apply(kind: Kind = Kind.CONFIG_MAP, **more: Any) -> Apply:
@@ -129,10 +135,11 @@ async def test_children_then_the_status_then_notices() -> None:
     )
     outcome = await scene.run(plan)
     assert scene.server.calls == [
+        CONFIRMED,
         ("apply ConfigMap", True, None),
         ("delete", "Service", "old", "u9", "7"),
         ("mark", "p", "u2", -5),
-        ("status", "u1", {"replicas": 1}),
+        ("status", "u1", "3", {"replicas": 1}),
     ]
     await scene.recorder.drain()
     assert scene.server.calls[-1] == ("event", "Scaled")
@@ -148,7 +155,7 @@ async def test_an_empty_plan_writes_nothing() -> None:
 async def test_a_child_believed_absent_is_created_in_one_request() -> None:
     scene = Scene()
     outcome = await scene.run(Plan(actions=(apply(create_only=True),)))
-    assert scene.server.calls == [("create ConfigMap",)]
+    assert scene.server.calls == [CONFIRMED, ("create ConfigMap",)]
     assert outcome.written == 1
 
 
@@ -158,6 +165,7 @@ async def test_a_creation_refused_though_nothing_is_there_is_applied_without_for
     scene.server.refuse["create ConfigMap"] = ApiError(409, "Conflict", "")
     await scene.run(Plan(actions=(apply(create_only=True),)))
     assert scene.server.calls == [
+        CONFIRMED,
         ("create ConfigMap",),
         ("read", "ConfigMap", "chat-fk-x"),
         ("apply ConfigMap", False, None),
@@ -238,7 +246,7 @@ async def test_a_services_name_is_looked_at_before_pods_are_created() -> None:
     assert scene.names == ["create ConfigMap", "read"]
     assert scene.failures["Service", "chat-fk-x"].problem is WriteProblem.CONFLICT
     assert outcome.plan_again
-    scene.server.objects.clear()
+    del scene.server.objects["Service", "chat-fk-x"]
     scene.failures.clear()
     scene.server.calls.clear()
     await scene.run(plan)
@@ -247,11 +255,27 @@ async def test_a_services_name_is_looked_at_before_pods_are_created() -> None:
 
 async def test_children_that_vanish_with_their_service_are_not_made_anew() -> None:
     scene = Scene()
-    scene.cache.put_service(OLD)
     del scene.server.objects["InferenceService", "chat"]
-    outcome = await scene.run(Plan(actions=(apply(create_only=True),)), OLD)
-    assert outcome.gone
-    assert scene.names == ["read"]
+    outcome = await scene.run(Plan(actions=(apply(create_only=True),)))
+    assert outcome.plan_again
+    assert scene.server.calls == [CONFIRMED]
+    assert scene.cache.service(CHAT) is None
+
+
+async def test_a_long_plan_reads_its_service_again_and_stops_where_that_changed() -> None:
+    """A write may take seconds, and a deletion may be requested meanwhile."""
+    scene = Scene()
+    creation = apply(create_only=True)
+
+    def now() -> float:
+        """Each write takes 0.8 s, and the deletion comes with the first."""
+        if scene.names:
+            scene.server.objects.pop(("InferenceService", "chat"), None)
+        return 100.0 + 0.8 * len(scene.names)
+
+    outcome = await scene.run(Plan(actions=(creation,) * 9, status={"a": 1}), now=now)
+    assert scene.names == ["create ConfigMap", "create ConfigMap"]
+    assert outcome.plan_again
     assert scene.cache.service(CHAT) is None
 
 
@@ -282,14 +306,35 @@ async def test_a_stale_view_or_a_server_in_trouble_is_waited_for(problem: ApiErr
     assert (outcome.wait, outcome.plan_again, scene.failures) == (True, False, {})
 
 
-async def test_a_status_for_a_service_that_is_gone_ends_the_look() -> None:
+async def test_a_status_for_a_service_that_is_gone_is_planned_again() -> None:
     scene = Scene()
-    scene.cache.put_service(NEW)
     scene.server.refuse["status"] = ApiError(404, "NotFound", "")
     scene.server.objects.clear()
     outcome = await scene.run(Plan(status={"a": 1}, events=(Event("Normal", "X", "x"),)))
-    assert (outcome.gone, outcome.wait) == (True, False)
+    assert (outcome.plan_again, outcome.wait) == (True, False)
+    assert scene.cache.service(CHAT) is None
     assert len(scene.recorder) == 0
+
+
+async def test_a_status_refused_although_the_service_is_as_planned_is_waited_for() -> None:
+    """A webhook may answer 409, too: to plan again at once would be the same write again."""
+    scene = Scene()
+    scene.server.refuse["status"] = ApiError(409, "Conflict", "")
+    outcome = await scene.run(Plan(status={"a": 1}))
+    assert (outcome.plan_again, outcome.wait) == (False, True)
+
+
+async def test_a_child_read_by_name_that_changed_since_is_read_again() -> None:
+    """No watch shows it, so its old version would be refused until it counts as gone."""
+    scene = Scene()
+    scene.server.objects["ConfigMap", "chat-fk-x"] = found(
+        labels={"fleetkeeper.io/service": "chat"}
+    )
+    await scene.run(Plan(actions=(apply(create_only=True),)))
+    assert (Kind.CONFIG_MAP, "chat-fk-x") in scene.cache.children(CHAT)
+    scene.server.refuse["apply ConfigMap"] = ApiError(409, "Conflict", "")
+    await scene.run(Plan(actions=(apply(resource_version="4"),)))
+    assert (Kind.CONFIG_MAP, "chat-fk-x") not in scene.cache.children(CHAT)
 
 
 async def test_a_lost_lease_ends_everything() -> None:

@@ -1,0 +1,76 @@
+"""Nothing is written on the strength of a copy of a service that the API server no longer holds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator
+from typing import get_args
+
+import pytest
+import pytest_asyncio
+
+from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+from fleetkeeper.adapters.kubernetes.credentials import load_configuration
+from fleetkeeper.adapters.kubernetes.reading import version_of
+from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
+from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter, Write
+from fleetkeeper.reconcile.children import Why
+from fleetkeeper.reconcile.plan import Action
+from fleetkeeper.runtime.queue import Key
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.operator_world import operator_world
+from tests.support.stale_copies import CASES, CHANGES, FINALIZER, Change, Scene
+
+WRITES = {
+    name
+    for name, method in inspect.getmembers(KubernetesWriter, inspect.iscoroutinefunction)
+    if not name.startswith("_") and name != "settled"
+}
+
+
+@pytest_asyncio.fixture
+async def scene(control_plane: ControlPlane) -> AsyncIterator[Scene]:
+    async with operator_world(control_plane, "operator-stale") as world:
+        client = KubernetesClient(await load_configuration(world.operator_kubeconfig))
+        try:
+            yield Scene(world, client)
+        finally:
+            await client.close()
+            for kind, name in list(world.objects):
+                if kind == INFERENCE_SERVICE.kind:
+                    change = {"metadata": {"finalizers": None}}
+                    await world.patch(INFERENCE_SERVICE, name, change)
+
+
+async def test_each_kind_of_write_has_a_case_and_is_made_for_a_service_as_it_is(
+    scene: Scene,
+) -> None:
+    for case in CASES:
+        go = await case.prepare(scene, await scene.service(case.name))
+        await go()
+        assert scene.accepted, f"{case.name} writes nothing"
+        scene.accepted.clear()
+    assert scene.called.names == WRITES
+    assert {case.why for case in CASES if case.why} == set(Why)
+    assert {case.action for case in CASES if case.action} == set(get_args(Action))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+async def test_none_is_made_after_a_change_that_no_watch_has_shown(
+    scene: Scene, change: Change
+) -> None:
+    made: dict[str, list[Write]] = {}
+    still_cached: list[str] = []
+    for case in CASES:
+        live = await scene.service(case.name, finalizers=[FINALIZER])
+        go = await case.prepare(scene, live)
+        present = await change(scene.world, live)
+        await go()
+        if scene.accepted:
+            made[case.name] = scene.accepted.copy()
+        scene.accepted.clear()
+        entry = scene.cache.service(Key(scene.world.namespace, case.name))
+        shown = None if entry is None else entry.version
+        if shown != (version_of(present) if present else None):
+            still_cached.append(case.name)
+    assert (made, still_cached) == ({}, [])
