@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+)
 from pydantic.alias_generators import to_camel
 
+from fleetkeeper.api.form import Form
 from fleetkeeper.api.quantity import BadQuantity, parse_quantity
 
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -18,9 +26,32 @@ LABEL_KEY = (
 )
 LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 
-ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
-LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]
-LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
+LABEL_KEY_SENTENCE = (
+    "invalid label or annotation name; use NAME or DOMAIN/NAME, such as team or example.com/team"
+)
+
+ObjectName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    Form(
+        DNS_SUBDOMAIN,
+        "is not the name of a Kubernetes object; use lowercase letters, digits, and inner hyphens and dots, such as models-1",
+    ),
+]
+LabelKey = Annotated[
+    str,
+    Field(min_length=1, max_length=317),
+    Form(LABEL_KEY, LABEL_KEY_SENTENCE, as_pattern=True),
+]
+LabelValue = Annotated[
+    str,
+    Field(max_length=63),
+    Form(
+        LABEL_VALUE,
+        "is not the value of a label; use letters, digits, and inner -_., such as team-a",
+        as_pattern=True,
+    ),
+]
 
 V = TypeVar("V")
 
@@ -39,11 +70,26 @@ def frozen_map() -> Mapping[str, Any]:
 
 
 class QuantityMark:
-    """A marker for strings that are quantities. The CRD checks them with a CEL rule."""
+    """A marker for quantities: integers or strings. The CRD checks them with a CEL rule."""
 
 
 class FreeForm:
     """A marker for maps whose schema is that of Kubernetes."""
+
+
+def _as_text(value: object) -> object:
+    """Return an integer as text: Kubernetes takes `cpu: 6` wherever it takes `cpu: "6"`.
+
+    Raises:
+        ValueError: The value is neither an integer nor a string.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        raise ValueError(f'must be an integer or a string; write "{value}" in quotes')  # noqa: TRY004
+    raise ValueError("must be an integer or a string, such as 4, 500m, or 32Gi")
 
 
 def _is_quantity(value: str) -> str:
@@ -55,9 +101,13 @@ def _is_quantity(value: str) -> str:
 
 
 Quantity = Annotated[
-    str, Field(min_length=1, max_length=32), AfterValidator(_is_quantity), QuantityMark()
+    str,
+    BeforeValidator(_as_text),
+    Field(min_length=1, max_length=32),
+    AfterValidator(_is_quantity),
+    QuantityMark(),
 ]
-"""A Kubernetes quantity as the user wrote it. `canonical_quantity` returns the API server's form."""
+"""A Kubernetes quantity as text. `canonical_quantity` returns the API server's form."""
 
 
 class Section(BaseModel):

@@ -21,6 +21,13 @@ class IntOrPercent:
 
     most: int
 
+    @property
+    def sentence(self) -> str:
+        """Return what a value must be."""
+        return (
+            f"must be an integer from 0 to {self.most} or a percentage from 0% to 100%, such as 25%"
+        )
+
     def accepted(self, value: object) -> int | str:
         """Return the value if it is valid.
 
@@ -33,9 +40,7 @@ class IntOrPercent:
         if isinstance(value, str) and value in _PERCENTAGES:
             return value
         shown = value if is_number or isinstance(value, str) else type(value).__name__
-        raise ValueError(
-            f"must be an integer from 0 to {self.most} or a percentage from 0% to 100%, such as 25%, but is {str(shown)[:40]!r}"
-        )
+        raise ValueError(f"{self.sentence}, but is {str(shown)[:40]!r}")
 
     def __get_pydantic_core_schema__(self, _: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Validate with `accepted` alone: the errors of a union would name both types."""

@@ -10,11 +10,19 @@ from pydantic import Field
 
 from fleetkeeper.api.base import LabelKey, Section, StringMap, frozen_map
 from fleetkeeper.api.enums import NetworkPreset, ServiceType
+from fleetkeeper.api.form import Form
 from fleetkeeper.api.replica_types import AnnotationValue
 from fleetkeeper.api.scheduling import LabelSelector
 
 _CIDR = r"^[0-9A-Fa-f:.]{2,39}/(0|[1-9][0-9]{0,2})$"
-Cidr = Annotated[str, Field(min_length=4, max_length=43, pattern=_CIDR)]
+Cidr = Annotated[
+    str,
+    Field(min_length=1, max_length=43),
+    Form(
+        _CIDR,
+        "is not a range of addresses; write ADDRESS/LENGTH, such as 192.0.2.0/24 or 2001:db8::/32",
+    ),
+]
 
 
 def network_of(cidr: str) -> IPv4Network | IPv6Network | None:

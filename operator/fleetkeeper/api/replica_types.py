@@ -8,6 +8,8 @@ from pydantic import Field
 
 from fleetkeeper.api.base import LabelValue, ObjectName, Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.enums import Dtype, Quantization
+from fleetkeeper.api.form import Form
+from fleetkeeper.api.model_source import MODEL_SOURCE
 from fleetkeeper.api.scheduling import (
     DEFAULT_SPREAD,
     Affinity,
@@ -16,21 +18,22 @@ from fleetkeeper.api.scheduling import (
 )
 from fleetkeeper.api.variables import EnvironmentVariable, SecretKey
 
-MODEL_SOURCE = (
-    r"^(pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
-    r"|hf://[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-    r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_][A-Za-z0-9._=-]*)*"
-    # A tag is only there so that the rule on digests can say what is wrong with it.
-    r"|oci://[a-z0-9]([-a-z0-9]*[a-z0-9])?((\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+(:[0-9]{1,5})?|:[0-9]{1,5})"
-    r"(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)+"
-    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|@sha256:[0-9a-f]{64}(/[A-Za-z0-9_][A-Za-z0-9._-]*)*)?)$"
-)
-ModelSource = Annotated[str, Field(min_length=7, max_length=512, pattern=MODEL_SOURCE)]
+ModelSource = Annotated[str, Field(min_length=1, max_length=512), MODEL_SOURCE]
 GitRevision = Annotated[
-    str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    str,
+    Field(min_length=1, max_length=128),
+    Form(
+        r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
+        "is not the name of a revision; set it to a commit of 40 hexadecimal digits",
+    ),
 ]
 ServedName = Annotated[
-    str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")
+    str,
+    Field(min_length=1, max_length=128),
+    Form(
+        r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$",
+        "must begin with a letter or a digit, followed by letters, digits, and ._:/-, such as meta/llama-3.1:8b",
+    ),
 ]
 DEFAULT_CAP_PERCENT = 80
 """The memory cap if the spec sets none, and the maximum of an engine profile that sets none."""
@@ -40,18 +43,36 @@ OPTION_VALUE_MAX_LENGTH = 253
 OptionValue = Annotated[str, Field(max_length=OPTION_VALUE_MAX_LENGTH)]
 AnnotationValue = Annotated[str, Field(max_length=4096)]
 ProfileName = Annotated[
-    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    str,
+    Field(min_length=1, max_length=63),
+    Form(
+        r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        "is not the name of an engine profile; write an alias or an exact name, such as cuda or cuda-0.32.0-1",
+    ),
 ]
 ResourceName = Annotated[
     str,
-    Field(
-        min_length=3,
-        max_length=240,
-        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    Field(min_length=1, max_length=240),
+    Form(
+        r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        "is not the name of an extended resource; write DOMAIN/NAME, such as nvidia.com/gpu",
     ),
 ]
 DnsLabel = Annotated[
-    str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    str,
+    Field(min_length=1, max_length=63),
+    Form(
+        r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        "must consist of lowercase letters, digits, and inner hyphens, such as gpu-0",
+    ),
+]
+AdapterName = Annotated[
+    str,
+    Field(min_length=1, max_length=63),
+    Form(
+        r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        "must begin and end with a letter or a digit and have only letters, digits, and -_. between them, such as sql-v2",
+    ),
 ]
 
 
@@ -71,10 +92,7 @@ class ModelCache(Section):
 class Adapter(Section):
     """A LoRA adapter, loaded when the engine starts."""
 
-    name: str = Field(
-        min_length=1,
-        max_length=63,
-        pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    name: AdapterName = Field(
         description="Name of the adapter in requests (the field `model` of a request).",
     )
     source: ModelSource = Field(

@@ -7,10 +7,28 @@ from typing import Annotated
 from pydantic import Field
 
 from fleetkeeper.api.base import ObjectName, Section
+from fleetkeeper.api.form import Form
 
-EnvironmentValue = Annotated[str, Field(max_length=1024, pattern=r"^[ -~]*$")]
+EnvironmentValue = Annotated[
+    str,
+    Field(max_length=1024),
+    Form(r"^[ -~]*$", "must consist of printable ASCII characters on one line"),
+]
+VariableName = Annotated[
+    str,
+    Field(min_length=1, max_length=128),
+    Form(
+        r"^[A-Za-z_][A-Za-z0-9_]*$",
+        "is not the name of a variable; use letters, digits, and underscores, such as NCCL_DEBUG",
+    ),
+]
 SecretKeyName = Annotated[
-    str, Field(min_length=1, max_length=253, pattern=r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$")
+    str,
+    Field(min_length=1, max_length=253),
+    Form(
+        r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$",
+        "is not a key of a Secret; use letters, digits, and -_., such as token",
+    ),
 ]
 
 
@@ -41,12 +59,7 @@ class VariableSource(Section):
 class EnvironmentVariable(Section):
     """An environment variable of the engine. Exactly one of `value` and `value_from` is set."""
 
-    name: str = Field(
-        min_length=1,
-        max_length=128,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Name of the variable. The profile must allow it.",
-    )
+    name: VariableName = Field(description="Name of the variable. The profile must allow it.")
     value: EnvironmentValue | None = Field(None, description="Value of the variable.")
     value_from: VariableSource | None = Field(
         None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -15,10 +15,14 @@ from fleetkeeper.api.schema.fields import known_fields
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """An error: the path of the field (`spec.scaling.minReplicas`) and a message with the correction."""
+    """An error: the path of the field (`spec.scaling.minReplicas`) and a message with the correction.
+
+    `reads` are the paths of the other fields that the error depends on.
+    """
 
     path: str
     message: str
+    reads: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         """Return the path and the message."""
@@ -40,9 +44,14 @@ def in_plain_words(problem: ValidationError, root: str, model: type[BaseModel]) 
     """Return each pydantic error as a field error. The paths start at the fields of `model`."""
     errors = []
     for finding in problem.errors(include_url=False, include_input=True):
-        where = tuple(part for part in finding["loc"] if part != "[key]")
+        where = place_of(finding)
         errors.append(FieldError(path_text(root, *where), _sentence(finding, where, model)))
     return errors
+
+
+def place_of(finding: ErrorDetails) -> tuple[int | str, ...]:
+    """Return the path of a pydantic error in the manifest."""
+    return tuple(part for part in finding["loc"] if part != "[key]")
 
 
 def _sentence(finding: ErrorDetails, where: tuple[int | str, ...], model: type[BaseModel]) -> str:

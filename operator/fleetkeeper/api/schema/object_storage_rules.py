@@ -7,7 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from fleetkeeper.api import types as t
-from fleetkeeper.api.schema.rule import Rule
+from fleetkeeper.api.schema.rule import Rule, Schemes
+
+_WITHOUT_CREDENTIALS = Schemes("hf", "pvc", "oci")
 
 
 def is_object_source(source: str) -> bool:
@@ -27,8 +29,8 @@ OBJECT_STORAGE_RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
     t.Model: (
         Rule[t.Model](
             "credentialsSecret",
-            "!has(self.credentialsSecret) || self.source.startsWith('s3://')",
-            lambda of: of.credentials_secret is None or is_object_source(of.source),
+            f"!has(self.credentialsSecret) || !{_WITHOUT_CREDENTIALS.cel}",
+            lambda of: of.credentials_secret is None or not _WITHOUT_CREDENTIALS.has(of.source),
             "only an s3:// source uses credentials; remove credentialsSecret",
         ),
     ),

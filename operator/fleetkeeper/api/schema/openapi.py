@@ -7,6 +7,7 @@ list, and number has bounds. Every list has a list type.
 
 from __future__ import annotations
 
+import json
 import typing
 from collections.abc import Mapping
 from enum import Enum
@@ -18,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fleetkeeper.api.base import FreeForm, QuantityMark, Section
+from fleetkeeper.api.form import Form
 from fleetkeeper.api.int_or_percent import PERCENT, PERCENT_MAX_LENGTH, IntOrPercent
 from fleetkeeper.api.schema.fields import bare, item_of
 from fleetkeeper.api.schema.rule import Rule
@@ -42,6 +44,11 @@ _BOUNDS = {
     "gt": "exclusiveMinimum",
     "lt": "exclusiveMaximum",
 }
+
+
+_STRING: Schema = {"type": "string"}
+# A rule of the section checks the value and has a better message. The bounds apply to strings.
+_QUANTITY: Schema = {"x-kubernetes-int-or-string": True}
 
 
 def object_schema(model: type[BaseModel]) -> Schema:
@@ -132,7 +139,12 @@ def _int_or_percent_schema(mark: IntOrPercent) -> Schema:
         "minimum": 0,
         "maximum": mark.most,
         "maxLength": PERCENT_MAX_LENGTH,
-        "pattern": PERCENT,
+        "x-kubernetes-validations": [
+            {
+                "rule": f"type(self) == int || string(self).matches(r'{PERCENT}')",
+                "message": mark.sentence,
+            }
+        ],
     }
 
 
@@ -146,7 +158,8 @@ def _scalar_schema(where: str, inner: object, marks: list[object]) -> Schema:
     if inner is float:
         return {"type": "number", **_number_bounds(where, marks)}
     if inner is str:
-        return {"type": "string", **_string_bounds(where, marks)}
+        kind = _QUANTITY if any(isinstance(mark, QuantityMark) for mark in marks) else _STRING
+        return {**kind, **_string_bounds(where, marks)}
     raise TypeError(f"{where}: no schema for {inner!r}")
 
 
@@ -234,13 +247,25 @@ def _string_bounds(where: str, marks: list[object]) -> Schema:
             schema["minLength"] = mark.min_length
         elif isinstance(mark, TimeMark):
             schema["format"] = "date-time"
-        elif isinstance(mark, QuantityMark):
-            continue  # a rule of the section checks it and has a better message
+        elif isinstance(mark, Form):
+            schema |= {"pattern": mark.pattern} if mark.as_pattern else _form_rule(mark)
         elif getattr(mark, "pattern", None):
             schema["pattern"] = mark.pattern  # type: ignore[attr-defined]
     if "maxLength" not in schema:
         raise TypeError(f"{where}: a string requires a maximum length")
     return schema
+
+
+def _form_rule(form: Form) -> Schema:
+    """Return the form as a CEL rule. Its first mistake that matches has the message."""
+    rule: Schema = {"rule": f"self.matches(r'{form.pattern}')", "message": form.sentence}
+    if form.mistakes:
+        chosen = "".join(
+            f"self.matches(r'{pattern}') ? {json.dumps(sentence)} : "
+            for pattern, sentence in form.mistakes
+        )
+        rule["messageExpression"] = chosen + json.dumps(form.sentence)
+    return {"x-kubernetes-validations": [rule]}
 
 
 _ORDER = ("description", "type", "format", "default", "enum")

@@ -122,8 +122,9 @@ def _table(section: Node, path: str) -> Iterator[str]:
 def _type(node: Node) -> str:
     if "enum" in node:
         return "`" + "` `".join(node["enum"]) + "`"
-    is_percentage_too = bool(node.get("x-kubernetes-int-or-string"))
-    kind = "integer" if is_percentage_too else str(node["type"])
+    is_percentage_too = bool(node.get("x-kubernetes-int-or-string")) and "minimum" in node
+    # The other fields that are integers or strings are quantities.
+    kind = "integer" if is_percentage_too else str(node.get("type", "quantity"))
     if kind == "integer":
         most = f" to {node['maximum']}" if "maximum" in node else " or more"
         return f"integer, {node['minimum']}{most}" + ", or percentage" * is_percentage_too

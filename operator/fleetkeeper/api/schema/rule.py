@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from fleetkeeper.api.base import LABEL_KEY
+from fleetkeeper.api.base import LABEL_KEY, LABEL_KEY_SENTENCE
 from fleetkeeper.api.quantity import parse_quantity
 
 S = TypeVar("S")
@@ -26,6 +26,29 @@ class Rule(Generic[S]):
     cel: str
     holds: Callable[[S], bool]
     message: str
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Return the paths of the fields that the rule depends on, relative to the section."""
+        keys = re.findall(r"'([a-z-]+)' in self((?:\.[A-Za-z]+)+)", self.cel)
+        maps = {path[1:] for _, path in keys}
+        paths = {path[1:] for path in re.findall(r"self((?:\.[A-Za-z]+)+)", self.cel)} - maps
+        return frozenset({*paths, *(f"{path[1:]}.{key}" for key, path in keys)} - {""})
+
+
+class Schemes:
+    """Schemes of sources, for rules that must not apply to a source in an unknown notation.
+
+    Such a source is refused by itself. It must not be the reason to remove other fields, too.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._prefixes = tuple(f"{name}://" for name in names)
+        self.cel = f"self.source.matches('^({'|'.join(names)})://')"
+
+    def has(self, source: str) -> bool:
+        """Return True if the source has one of the schemes."""
+        return source.startswith(self._prefixes)
 
 
 KEY_LENGTH = 317
@@ -48,7 +71,7 @@ def label_keys_rule(field: str, attribute: str) -> Rule[Any]:
         field,
         cel_keys(field, LABEL_KEY, KEY_LENGTH),
         lambda of: keys_match(_KEY, getattr(of, attribute), KEY_LENGTH),
-        "invalid label or annotation name; use NAME or DOMAIN/NAME, such as team or example.com/team",
+        LABEL_KEY_SENTENCE,
     )
 
 
@@ -88,18 +111,25 @@ def quantity_rule(field: str, attribute: str, most: str) -> Rule[Any]:
 
     return Rule(
         field,
-        f"!has(self.{field}) || ({cel_quantity(field)} && "
-        f"quantity(self.{field}).isGreaterThan(quantity('0')) && "
-        f"!quantity(self.{field}).isGreaterThan(quantity('{most}')))",
+        f"!has(self.{field}) || ({cel_is_quantity(field)} && "
+        f"{cel_quantity(field)}.isGreaterThan(quantity('0')) && "
+        f"!{cel_quantity(field)}.isGreaterThan(quantity('{most}')))",
         holds,
         f"must be a quantity greater than 0 and at most {most}, such as 32Gi, 500m, or 4",
     )
 
 
 def cel_quantity(field: str) -> str:
+    """Return CEL of the field's value as a quantity. An integer is a quantity, as in a pod."""
+    return f"quantity(string(self.{field}))"
+
+
+def cel_is_quantity(field: str) -> str:
     """Return CEL that checks that the field is a quantity with an exponent of at most two digits.
 
     Go parses any exponent. The rule rejects longer ones before the API server computes with them, as
     `parse_quantity` does.
     """
-    return f"!self.{field}.matches('[eE][+-]?[0-9]{{3}}') && isQuantity(self.{field})"
+    return (
+        f"!string(self.{field}).matches('[eE][+-]?[0-9]{{3}}') && isQuantity(string(self.{field}))"
+    )

@@ -32,7 +32,11 @@ def broken_name_rules(name: str) -> list[FieldError]:
 def broken_rules(section: BaseModel, *at: str | int) -> list[FieldError]:
     """Return the rules that a section and its inner sections break. `at` is the path of the section."""
     errors = [
-        FieldError(path_text(*at, *([rule.field] if rule.field else [])), rule.message)
+        FieldError(
+            path_text(*at, *([rule.field] if rule.field else [])),
+            rule.message,
+            tuple(path_text(*at, name) for name in rule.reads),
+        )
         for rule in RULES.get(type(section), ())
         if not rule.holds(section)
     ]

@@ -20,6 +20,8 @@ from fleetkeeper.api.schema.network_rules import NETWORK_RULES
 from fleetkeeper.api.schema.object_storage_rules import OBJECT_STORAGE_RULES
 from fleetkeeper.api.schema.rule import (
     Rule,
+    Schemes,
+    cel_is_quantity,
     cel_quantity,
     label_keys_rule,
     quantity_rule,
@@ -27,6 +29,8 @@ from fleetkeeper.api.schema.rule import (
     unreserved_keys_rule,
 )
 from fleetkeeper.api.schema.scheduling_rules import SCHEDULING_RULES
+
+OTHER_THAN_HUB = Schemes("pvc", "s3", "oci")
 
 
 def is_hub_source(source: str) -> bool:
@@ -38,10 +42,11 @@ def _hub_only(field: str, attribute: str, message: str) -> Rule[t.Model]:
     """Return a rule that `field` requires the model or an adapter to be on Hugging Face."""
     return Rule(
         field,
-        f"!has(self.{field}) || self.source.startsWith('hf://') || self.adapters.exists(a, a.source.startsWith('hf://'))",
+        f"!has(self.{field}) || !{OTHER_THAN_HUB.cel} || self.adapters.exists(a, a.source.startsWith('hf://'))",
         lambda of: (
             getattr(of, attribute) is None
-            or any(is_hub_source(one) for one in (of.source, *(a.source for a in of.adapters)))
+            or not OTHER_THAN_HUB.has(of.source)
+            or any(is_hub_source(a.source) for a in of.adapters)
         ),
         message,
     )
@@ -57,12 +62,6 @@ _MAX_BYTES = "1Pi"
 """The maximum for one pod: far above any machine, far below the limit of 64-bit byte counts."""
 _ONE_SOURCE: tuple[Rule[Any], ...] = (
     Rule(
-        "source",
-        "!self.source.startsWith('oci://') || self.source.contains('@sha256:')",
-        lambda of: not of.source.startswith("oci://") or "@sha256:" in of.source,
-        "an oci:// source requires a digest instead of a tag, because a tag can move; set it to oci://REGISTRY/REPOSITORY@sha256:DIGEST",
-    ),
-    Rule(
         "revision",
         "!self.source.startsWith('hf://') || has(self.revision)",
         lambda of: not is_hub_source(of.source) or of.revision is not None,
@@ -70,8 +69,8 @@ _ONE_SOURCE: tuple[Rule[Any], ...] = (
     ),
     Rule(
         "revision",
-        "self.source.startsWith('hf://') || !has(self.revision)",
-        lambda of: is_hub_source(of.source) or of.revision is None,
+        f"!has(self.revision) || !{OTHER_THAN_HUB.cel}",
+        lambda of: of.revision is None or not OTHER_THAN_HUB.has(of.source),
         "only an hf:// source has a revision; remove it and select the version in the path of the source",
     ),
 )
@@ -159,8 +158,8 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         Rule[t.Resources](
             "sharedMemory",
             "!has(self.memory) || !has(self.sharedMemory) || "
-            f"!({cel_quantity('memory')}) || !({cel_quantity('sharedMemory')}) || "
-            "quantity(self.sharedMemory).isLessThan(quantity(self.memory))",
+            f"!({cel_is_quantity('memory')}) || !({cel_is_quantity('sharedMemory')}) || "
+            f"{cel_quantity('sharedMemory')}.isLessThan({cel_quantity('memory')})",
             lambda of: (
                 of.memory is None
                 or of.shared_memory is None
@@ -268,8 +267,8 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         Rule[t.InferenceServiceSpec](
             "resources.ephemeralStorage",
             "!has(self.resources.ephemeralStorage) || !has(self.model.cache) || !has(self.model.cache.ephemeralSize) || "
-            f"!({cel_quantity('resources.ephemeralStorage')}) || !({cel_quantity('model.cache.ephemeralSize')}) || "
-            "!quantity(self.model.cache.ephemeralSize).isGreaterThan(quantity(self.resources.ephemeralStorage))",
+            f"!({cel_is_quantity('resources.ephemeralStorage')}) || !({cel_is_quantity('model.cache.ephemeralSize')}) || "
+            f"!{cel_quantity('model.cache.ephemeralSize')}.isGreaterThan({cel_quantity('resources.ephemeralStorage')})",
             lambda of: (
                 of.resources.ephemeral_storage is None
                 or of.model.cache is None
