@@ -17,6 +17,18 @@ def options_of(arguments: Collection[str]) -> frozenset[str]:
     return frozenset(option for item in arguments if (option := option_of(item)))
 
 
+def option_values_of(arguments: Collection[str]) -> dict[str, str]:
+    """Return the options that arguments set with their values, as in `spec.engine.options`."""
+    found = {}
+    for item in arguments:
+        name, has_value, value = item.removeprefix("--").partition("=")
+        positive = name.removeprefix("no-")
+        found[positive.replace("_", "-")] = (
+            value if has_value else "true" if positive == name else "false"
+        )
+    return found
+
+
 def extra_argument_errors(arguments: Collection[str]) -> list[str]:
     """Return why a profile cannot have these arguments, one line for each error.
 

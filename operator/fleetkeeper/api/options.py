@@ -24,7 +24,7 @@ NEWEST_ONLY: Mapping[str, frozenset[str]] = MappingProxyType(
     {"moe-backend": frozenset({"aiter_mega_moe", "flashinfer_moe_ep_cutedsl"})}
 )
 """The values that only the newest of these versions accepts. In an older one, vLLM's parser refuses
-them, and the engine ends as BadEngineOption."""
+them, so `newer_value_errors` does first."""
 
 
 class ValueKind(Protocol):
@@ -58,23 +58,25 @@ class Toggle:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An integer within bounds."""
+    """An integer within bounds, and a multiple of `step`."""
 
     least: int
     most: int
     unit: str = ""
+    step: int = 1
 
     @property
     def text(self) -> str:
         """Describe the type."""
         return f"an integer from {self.least} to {self.most}" + (
-            f" ({self.unit})" * bool(self.unit)
+            f", a multiple of {self.step}" * (self.step > 1) + f" ({self.unit})" * bool(self.unit)
         )
 
     def problem(self, value: str) -> str | None:
         """Return how to correct an invalid value, or None if the value is valid."""
-        good = re.fullmatch(r"0|[1-9][0-9]{0,11}", value, re.ASCII)
-        return None if good and self.least <= int(value) <= self.most else f"must be {self.text}"
+        is_number = re.fullmatch(r"0|[1-9][0-9]{0,11}", value, re.ASCII)
+        good = is_number and self.least <= int(value) <= self.most and int(value) % self.step == 0
+        return None if good else f"must be {self.text}"
 
     def examples(self) -> tuple[str, ...]:
         """Return both ends of the range."""
@@ -189,22 +191,22 @@ ALLOWED: Mapping[str, EngineOption] = _table(
     ("mamba-cache-dtype", _words("auto", "float32", "float16", "bfloat16"), "The data type of the state of Mamba layers."),
     ("mamba-ssm-cache-dtype", _words("auto", "float32", "float16", "bfloat16"), "The data type of the SSM state of Mamba layers."),
     ("mamba-cache-mode", _words("none", "align"), "How the state of Mamba layers is cached for prefixes."),
-    ("mamba-block-size", Whole(8, 65536, "tokens"), "The number of tokens in a cache block of Mamba layers. Must be a multiple of 8."),
+    ("mamba-block-size", Whole(8, 65536, "tokens", 8), "The number of tokens in a cache block of Mamba layers. Requires engine.prefixCaching."),
     # scheduling
-    ("enable-chunked-prefill", _TOGGLE, "Splits long prompts over several steps. Without it, Fleetkeeper does not change the limit of tokens."),
-    ("async-scheduling", _TOGGLE, "Prepares the next step while a step runs."),
+    ("enable-chunked-prefill", _TOGGLE, "Splits long prompts over several steps. Without it, Fleetkeeper does not change the limit of tokens, and batching.maxTokens must be at least the model length."),
+    ("async-scheduling", _TOGGLE, "Prepares the next step while a step runs. Not with the spec-method ngram."),
     ("stream-interval", Whole(1, 1024, "tokens"), "The number of tokens in each chunk of a streamed response."),
     ("scheduler-reserve-full-isl", _TOGGLE, "Admits a request only if the KV cache has room for its whole prompt."),
     ("watermark", Fraction(0, 0.5), "The share of the KV cache that is kept free for running requests."),
     ("prefill-schedule-interval", Whole(1, 64, "steps"), "The number of steps between two steps that may start new prompts."),
-    ("disable-chunked-mm-input", _TOGGLE, "Does not split an image or another multimodal item over two steps."),
+    ("disable-chunked-mm-input", _TOGGLE, "Does not split an image or another multimodal item over two steps. Not with mamba-cache-mode align."),
     # speculative decoding without a draft model
     ("spec-method", _words("ngram", "mtp"), "The method of speculative decoding: from n-grams of the prompt (ngram) or with the model's own heads (mtp). Requires spec-tokens."),
-    ("spec-tokens", Whole(1, 16, "tokens"), "The number of speculative tokens. Each counts against the limit of tokens in a step. Requires spec-method."),
+    ("spec-tokens", Whole(1, 16, "tokens"), "The number of speculative tokens. Each counts against the limit of tokens in a step. Requires spec-method. With model.adapters, batching.maxTokens must be at least batching.maxSequences x (spec-tokens + 1)."),
     # LoRA
     ("max-loras", Whole(1, 32), "The maximum number of adapters in a batch."),
     ("max-lora-rank", _words("1", "8", "16", "32", "64", "128", "256", "320", "512"), "The maximum rank of an adapter."),
-    ("max-cpu-loras", Whole(1, 256), "The maximum number of adapters in CPU memory. Must be at least max-loras."),
+    ("max-cpu-loras", Whole(1, 256), "The maximum number of adapters in CPU memory. Must be at least max-loras, which is by default the number of model.adapters."),
     ("lora-dtype", _words("auto", "float16", "bfloat16"), "The data type of adapters."),
     ("fully-sharded-loras", _TOGGLE, "Shards adapters completely over the accelerators."),
     ("specialize-active-lora", _TOGGLE, "Captures separate CUDA graphs for different numbers of active adapters."),
@@ -243,7 +245,6 @@ ALLOWED: Mapping[str, EngineOption] = _table(
 )  # fmt: skip
 """The options that a service may set, sorted by name."""
 
-VALUE_MAX_LENGTH = 253
 _TOKEN = re.compile(r"[A-Za-z0-9._/:@-]{1,253}", re.ASCII)
 
 
@@ -279,20 +280,27 @@ def option_errors(
         problem = _problem(name, value, profile)
         if problem:
             errors.append(FieldError(f"spec.engine.options.{_shown(name)}", problem))
-    return errors or _missing_partners(options, set_by_profile)
+    return errors + _missing_partners(options, set_by_profile)
 
 
-def options_as_written(spec: object) -> dict[str, str]:
-    """Return the engine options of an unparsed spec, without values that the parser rejects anyway."""
-    engine = spec.get("engine") if isinstance(spec, Mapping) else None
-    options = engine.get("options") if isinstance(engine, Mapping) else None
-    if not isinstance(options, Mapping):
-        return {}
-    return {str(key): value for key, value in options.items() if _is_written(value)}
+def newer_value_errors(options: Mapping[str, str], vllm_version: str) -> list[FieldError]:
+    """Return the values that this version of vLLM does not have yet, because it is an older one."""
+    newest = VLLM_VERSIONS[-1]
+    if version_of(vllm_version) >= version_of(newest):
+        return []
+    return [
+        FieldError(
+            f"spec.engine.options.{name}",
+            f"only vLLM {newest} has the value {options[name]}, but the engine profile has vLLM {vllm_version}; choose another value or profile",
+        )
+        for name, values in NEWEST_ONLY.items()
+        if options.get(name) in values
+    ]
 
 
-def _is_written(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= VALUE_MAX_LENGTH
+def version_of(version: str) -> tuple[int, ...]:
+    """Return a version of vLLM, such as 0.32.0, in a form that can be compared."""
+    return tuple(int(part) for part in version.split("."))
 
 
 def _missing_partners(

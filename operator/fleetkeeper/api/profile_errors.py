@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from fleetkeeper.api.environment import is_administrators
-from fleetkeeper.api.extra_arguments import conflict_errors, options_of
-from fleetkeeper.api.options import option_errors
+from fleetkeeper.api.extra_arguments import (
+    conflict_errors,
+    option_values_of,
+    options_of,
+)
+from fleetkeeper.api.options import newer_value_errors, option_errors
 from fleetkeeper.api.pod_template import extended_resources
 from fleetkeeper.api.profile import AcceleratorKind, EngineProfile, effective_resources
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.schema.object_storage_rules import is_object_source
+from fleetkeeper.api.schema.option_rules import combination_errors
 from fleetkeeper.api.types import InferenceServiceSpec
 
 
@@ -17,7 +22,9 @@ def profile_option_errors(spec: InferenceServiceSpec, profile: EngineProfile) ->
     """Return the errors of the spec's engine options with this profile."""
     options, arguments = spec.engine.options, profile.extra_arguments
     errors = conflict_errors(options, arguments, profile.name)
-    return errors or option_errors(options, profile.options, options_of(arguments))
+    errors += option_errors(options, profile.options, options_of(arguments))
+    errors += newer_value_errors(options, profile.vllm_version)
+    return errors + combination_errors(spec, {**option_values_of(arguments), **options})
 
 
 def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:
@@ -49,6 +56,7 @@ def profile_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[F
             FieldError(
                 "spec.resources.sharedMemory",
                 f"is {resources.shared_memory}, but must be less than the memory of {resources.memory}; lower it or raise spec.resources.memory",
+                ("spec.resources.memory", "spec.resources.sharedMemory"),
             )
         )
     asked = spec.resources.accelerator

@@ -10,7 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
-from fleetkeeper.api.options import ALLOWED, argument, option_errors
+from fleetkeeper.api.options import ALLOWED, argument, newer_value_errors, option_errors
+from fleetkeeper.api.profile_errors import profile_errors
+from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper_engine.reserved_options import RESERVED_OPTIONS
 from fleetkeeper_engine.spec import Engine
 
@@ -82,8 +85,44 @@ def test_the_profile_may_narrow_the_list() -> None:
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
-    errors = option_errors({"seed": "x", "--host": "0.0.0.0", "block-size": "17"})
-    assert [error.path.rpartition(".")[2] for error in errors] == ["--host", "block-size", "seed"]
+    errors = option_errors(
+        {"seed": "x", "--host": "0.0.0.0", "block-size": "17", "spec-method": "mtp"}
+    )
+    names = [error.path.rpartition(".")[2] for error in errors]
+    assert names == ["--host", "block-size", "seed", "spec-method"]
+
+
+def test_a_number_of_tokens_in_a_mamba_block_is_a_multiple_of_8() -> None:
+    assert not option_errors({"mamba-block-size": "16"})
+    assert "a multiple of 8" in str(option_errors({"mamba-block-size": "12"})[0])
+
+
+def test_a_value_that_only_the_newest_vllm_has_needs_its_profile() -> None:
+    options = {"moe-backend": "aiter_mega_moe", "seed": "1"}
+    (error,) = newer_value_errors(options, "0.31.0")
+    assert error.path == "spec.engine.options.moe-backend"
+    assert "only vLLM 0.32.0" in error.message
+    assert newer_value_errors(options, "0.32.0") == []
+    assert newer_value_errors(options, "0.100.1") == []
+    assert newer_value_errors({"moe-backend": "auto"}, "0.31.0") == []
+
+
+CHUNKED = "--no-enable-chunked-prefill"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [((CHUNKED,), 1), (("--enable_chunked_prefill=false",), 1), (("--enable-chunked-prefill",), 0), ((), 0)],
+)  # fmt: skip
+def test_the_arguments_of_a_profile_count_for_the_rules_between_options(
+    arguments: tuple[str, ...], count: int
+) -> None:
+    spec = InferenceServiceSpec.model_validate(
+        {"model": {"source": "pvc://m/x"}, "engine": {"maxModelLength": 32768}}
+    )
+    profile = default_catalog().resolve("cuda")
+    profile = profile.model_copy(update={"extra_arguments": arguments})
+    assert len(profile_errors(spec, profile)) == count
 
 
 def test_an_option_that_needs_another_says_so() -> None:

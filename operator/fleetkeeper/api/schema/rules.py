@@ -18,6 +18,7 @@ from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
 from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.schema.network_rules import NETWORK_RULES
 from fleetkeeper.api.schema.object_storage_rules import OBJECT_STORAGE_RULES
+from fleetkeeper.api.schema.option_rules import COMBINATIONS
 from fleetkeeper.api.schema.rule import (
     Rule,
     Schemes,
@@ -279,6 +280,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "must be at least model.cache.ephemeralSize, because the kubelet evicts a pod whose cache outgrows it; raise it or lower ephemeralSize",
         ),
         *OBJECT_STORAGE_RULES[t.InferenceServiceSpec],
+        *(one.rule() for one in COMBINATIONS),
         Rule[t.InferenceServiceSpec](
             "routing.policy",
             "self.routing.policy != 'PrefixAware' || self.engine.prefixCaching",
