@@ -11,9 +11,10 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fleetkeeper.api.names import API_VERSION, KIND
-from fleetkeeper.api.schema.error_messages import FieldError, in_plain_words
+from fleetkeeper.api.schema.error_messages import FieldError, in_plain_words, place_of
 from fleetkeeper.api.schema.fields import sections
 from fleetkeeper.api.schema.rule_check import broken_name_rules, broken_rules, floating_revisions
+from fleetkeeper.api.schema.sound_part import SoundPart
 from fleetkeeper.api.types import InferenceServiceSpec
 
 __all__ = ["FieldError", "InferenceService", "InvalidService", "parse_service"]
@@ -42,11 +43,22 @@ class InferenceService:
 
 
 class InvalidService(ValueError):
-    """A manifest that is not a valid InferenceService. `errors` contains all errors."""
+    """A manifest that is not a valid InferenceService. `errors` contains all errors.
 
-    def __init__(self, errors: tuple[FieldError, ...]) -> None:
+    `spec` is the spec without its broken fields, for further checks, and `part` says which errors of
+    these checks do not depend on a broken field. Both are None if nothing can be checked.
+    """
+
+    def __init__(
+        self,
+        errors: tuple[FieldError, ...],
+        spec: InferenceServiceSpec | None = None,
+        part: SoundPart | None = None,
+    ) -> None:
         super().__init__("; ".join(str(error) for error in errors))
         self.errors = errors
+        self.spec = spec
+        self.part = part
 
 
 def parse_service(
@@ -71,12 +83,13 @@ def parse_service(
         metadata = {}
     name = str(metadata.get("name") or "")
     errors += broken_name_rules(name)
-    spec, spec_errors = _parse_spec(manifest.get("spec"))
+    spec, part, spec_errors = _parse_spec(manifest.get("spec"))
     errors += spec_errors
     if spec is not None and not allow_floating_revisions:
-        errors += floating_revisions(spec)
+        floating = floating_revisions(spec)
+        errors += part.remaining(floating) if part else floating
     if errors or spec is None:
-        raise InvalidService(tuple(errors))
+        raise InvalidService(tuple(errors), spec, part)
     return InferenceService(
         namespace=str(metadata.get("namespace") or "default"),
         name=name,
@@ -100,16 +113,21 @@ def _map(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _parse_spec(spec: object) -> tuple[InferenceServiceSpec | None, list[FieldError]]:
+def _parse_spec(
+    spec: object,
+) -> tuple[InferenceServiceSpec | None, SoundPart | None, list[FieldError]]:
+    """Return the spec and its errors. With broken fields: the spec without them, and its part."""
     if not isinstance(spec, Mapping):
-        return None, [FieldError("spec", "is missing; set at least spec.model.source")]
+        return None, None, [FieldError("spec", "is missing; set at least spec.model.source")]
     try:
         parsed, broken = _parsed_spec(json.dumps(spec, default=str))
     except ValidationError as problem:
-        return None, in_plain_words(problem, "spec", InferenceServiceSpec) + _rules_of_sound_parts(
-            spec
-        )
-    return parsed, list(broken)
+        errors = in_plain_words(problem, "spec", InferenceServiceSpec)
+        sound, part = _sound_part(spec, problem)
+        if sound is not None:
+            errors += part.remaining(broken_rules(sound, "spec"))
+        return sound, part, errors
+    return parsed, None, list(broken)
 
 
 @lru_cache(maxsize=KEPT_SPECS)
@@ -119,18 +137,17 @@ def _parsed_spec(text: str) -> tuple[InferenceServiceSpec, tuple[FieldError, ...
     return parsed, tuple(broken_rules(parsed, "spec"))
 
 
-def _rules_of_sound_parts(spec: Mapping[str, Any]) -> list[FieldError]:
-    """Return the rules broken within valid sections, to report them together with the other errors."""
-    errors: list[FieldError] = []
-    for key, section in sections(InferenceServiceSpec).items():
-        if key not in spec or section is None:
-            continue
+def _sound_part(
+    spec: Mapping[str, Any], problem: ValidationError
+) -> tuple[InferenceServiceSpec | None, SoundPart]:
+    """Return the spec without the fields that `problem` names, and its part. None: nothing is left."""
+    part = SoundPart(spec)
+    while part.drop(place_of(finding) for finding in problem.errors(include_url=False)):
         try:
-            part = _validated(section, spec[key])
-        except ValidationError:
-            continue  # already reported for each field
-        errors += broken_rules(part, "spec", key)
-    return errors
+            return _validated(InferenceServiceSpec, part.tree), part
+        except ValidationError as next_problem:
+            problem = next_problem
+    return None, part
 
 
 def _validated(section: type[S], raw: object) -> S:

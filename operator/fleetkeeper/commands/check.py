@@ -10,11 +10,13 @@ import typer
 
 from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.simulation import Simulation
+from fleetkeeper.commands.advice import advice_of
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper.commands.inputs import Checked, plan_inputs, read_inputs
-from fleetkeeper.commands.needs import Needs, advice_of, needs_of
+from fleetkeeper.commands.needs import Needs, needs_of
 from fleetkeeper.commands.pod_template_lines import overridden, pod_template_lines
 from fleetkeeper.commands.render import FILES, NAMESPACE, SETTINGS
+from fleetkeeper.reconcile.context import PlanContext
 
 
 def check(
@@ -30,21 +32,19 @@ def check(
       fleetkeeper check -f a.yaml -f b.yaml --settings operator.yaml
       helm template my-chart | fleetkeeper check -f -
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    inputs = read_inputs(file, plan_inputs(settings), namespace)
+    context = plan_inputs(settings)
+    inputs = read_inputs(file, context, namespace)
     for other in inputs.others:
-        name = (other.manifest.get("metadata") or {}).get("name", "")
-        typer.echo(
-            f"{other.place('')}: {other.manifest.get('kind')} {name}: skipped (not an InferenceService)"
-        )
+        typer.echo(f"{other.described}: skipped")
     for one in inputs.checked:
-        typer.echo("\n".join(report(one)))
+        typer.echo("\n".join(report(one, context)))
     if inputs.complaints:
         mistakes = len(inputs.complaints)
         typer.echo(f"{mistakes} error{'s' * (mistakes > 1)}", err=True)
         raise typer.Exit(ExitCode.BAD_INPUT.value)
 
 
-def report(one: Checked) -> list[str]:
+def report(one: Checked, context: PlanContext) -> list[str]:
     """Return the lines of output for one service."""
     if one.service is None or one.profile is None:
         return one.complaints
@@ -59,7 +59,7 @@ def report(one: Checked) -> list[str]:
         f"  memory cap   {_cap(needs)}",
         *pod_template_lines(one.profile),
     ]
-    notes = [*advice_of(service, one.profile), *overridden(service, one.profile)]
+    notes = [*advice_of(service, needs, context), *overridden(service, one.profile)]
     return [*lines, *(f"  note         {text}" for text in notes)]
 
 

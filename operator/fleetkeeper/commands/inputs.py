@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fleetkeeper.api.options import option_errors, options_as_written
+from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.parse import InferenceService, InvalidService
 from fleetkeeper.api.profile import EngineProfile, UnknownProfile
 from fleetkeeper.api.schema.error_messages import FieldError
+from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.service_files import Document, UnreadableFile, read_documents
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.profiles import simulated_catalog
-from fleetkeeper.reconcile.wanted import refusals
+from fleetkeeper.reconcile.wanted import refusals, settings_refusals
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
 """A placeholder for the UID that the API server assigns to the service."""
@@ -81,7 +82,9 @@ def read_inputs(files: list[str], context: PlanContext, namespace: str | None) -
             else:
                 others.append(document)
     if not checked:
-        stop(ExitCode.NO_INPUT, f"{', '.join(files)}: no InferenceService of fleetkeeper.io found")
+        found = "".join(f"\n{other.described}" for other in others if other.is_namesake)
+        text = f"{', '.join(files)}: no InferenceService of fleetkeeper.io found"
+        stop(ExitCode.NO_INPUT, f"{text}{found}")
     return Inputs(tuple(checked), tuple(others))
 
 
@@ -90,18 +93,39 @@ def checked_service(document: Document, context: PlanContext, namespace: str | N
     try:
         service = document.service(allow_floating_revisions=context.floating_revisions)
     except InvalidService as problem:
-        options = option_errors(options_as_written(document.manifest.get("spec")))
-        return Checked(document, errors=(*problem.errors, *options))
+        return Checked(document, errors=(*problem.errors, *_further_errors(problem, context)))
     try:
         profile = context.catalog.resolve(_profile_name(service))
     except UnknownProfile as problem:
-        return Checked(document, errors=(FieldError("spec.engine.profile", str(problem)),))
+        return Checked(document, errors=tuple(_without_profile(problem, service.spec, context)))
     errors = tuple(refusals(service.spec, profile, context))
     if errors:
         return Checked(document, errors=errors)
     if not (document.manifest.get("metadata") or {}).get("namespace") and namespace:
         service = replace(service, namespace=namespace)
     return Checked(document, replace(service, uid=service.uid or NO_UID), profile)
+
+
+def _further_errors(problem: InvalidService, context: PlanContext) -> list[FieldError]:
+    """Return what profile and settings refuse in the sound part of an invalid service."""
+    spec, part = problem.spec, problem.part
+    if spec is None:
+        return []
+    try:
+        errors = refusals(spec, context.catalog.resolve(spec.engine.profile), context)
+    except UnknownProfile as unknown:
+        errors = _without_profile(unknown, spec, context)
+    known = {str(error) for error in problem.errors}
+    errors = part.remaining(errors) if part else errors
+    return [error for error in errors if str(error) not in known]
+
+
+def _without_profile(
+    problem: UnknownProfile, spec: InferenceServiceSpec, context: PlanContext
+) -> list[FieldError]:
+    """Return the error of an unknown profile, and the errors that no profile would change."""
+    unknown = FieldError("spec.engine.profile", str(problem))
+    return [unknown, *option_errors(spec.engine.options), *settings_refusals(spec, context)]
 
 
 def _profile_name(service: InferenceService) -> str:

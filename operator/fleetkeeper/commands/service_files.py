@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
-from fleetkeeper.api.names import GROUP, KIND
+from fleetkeeper.api.names import API_VERSION, GROUP, KIND
 from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
 from fleetkeeper.api.schema.error_messages import FieldError, path_text
 
 STANDARD_INPUT = "-"
+KSERVE_GROUP = "serving.kserve.io"
 
 
 class UnreadableFile(ValueError):
@@ -46,6 +47,25 @@ class Document:
         api_version = str(self.manifest.get("apiVersion") or "")
         return self.manifest.get("kind") == KIND and api_version.startswith(f"{GROUP}/")
 
+    @property
+    def is_namesake(self) -> bool:
+        """Return True if another system has this kind of object, or the kind has another group."""
+        group = str(self.manifest.get("apiVersion") or "").rpartition("/")[0]
+        return not self.is_service and (self.manifest.get("kind") == KIND or group == KSERVE_GROUP)
+
+    @property
+    def described(self) -> str:
+        """Return the place, kind and name of an object that is no InferenceService of ours, and why."""
+        kind, metadata = self.manifest.get("kind"), self.manifest.get("metadata")
+        name = metadata.get("name", "") if isinstance(metadata, Mapping) else ""
+        text = f"{self.place('')}: {kind} {name}".rstrip()
+        group = str(self.manifest.get("apiVersion") or "").rpartition("/")[0]
+        if group == KSERVE_GROUP:
+            return f"{text} is an object of KServe ({group}), whose fields differ; write one of {API_VERSION} (see examples)"
+        if kind == KIND:
+            return f"{text} is of {group or 'no group'}, not of {GROUP}; set apiVersion to {API_VERSION}"
+        return f"{text} is not an InferenceService"
+
     def place(self, path: str) -> str:
         """Return `FILE:LINE` of a field, or of the nearest existing parent of its path."""
         while path and path not in self.lines:
@@ -65,9 +85,10 @@ class Document:
                 self.manifest, allow_floating_revisions=allow_floating_revisions
             )
         except InvalidService as problem:
-            raise InvalidService((*errors, *problem.errors)) from problem
+            every = (*errors, *problem.errors)
+            raise InvalidService(every, problem.spec, problem.part) from problem
         if errors:
-            raise InvalidService(errors)
+            raise InvalidService(errors, service.spec)
         return service
 
 

@@ -117,8 +117,12 @@ def refusals(
     spec: InferenceServiceSpec, profile: EngineProfile, context: PlanContext
 ) -> list[FieldError]:
     """Return the errors of a valid spec that only the engine profile or the settings reveal."""
-    errors = profile_errors(spec, profile)
-    errors += forbidden_account(spec, context.engine_service_accounts)
+    return profile_errors(spec, profile) + settings_refusals(spec, context)
+
+
+def settings_refusals(spec: InferenceServiceSpec, context: PlanContext) -> list[FieldError]:
+    """Return the errors of a valid spec that only the operator's settings reveal."""
+    errors = forbidden_account(spec, context.engine_service_accounts)
     errors += exposed_type(spec, context.exposed_service_types)
     return errors if context.system_priority_classes else errors + system_priority(spec)
 

@@ -74,7 +74,8 @@ def test_every_mistake_is_reported_at_once_also_between_fields_of_valid_sections
 @pytest.mark.parametrize(
     ("spec", "path", "words"),
     [
-        ({"resources": {"cpu": 4}}, "spec.resources.cpu", ("a string", '"4"')),
+        ({"resources": {"cpu": 0.5}}, "spec.resources.cpu", ("an integer or a string", '"0.5"')),
+        ({"resources": {"cpu": True}}, "spec.resources.cpu", ("an integer or a string", "500m")),
         ({"engine": {"options": {"enforce-eager": True}}}, "spec.engine.options.enforce-eager", ("a string", '"true"')),
         ({"replicas": "3"}, "spec.replicas", ("an integer", "'3'")),
         ({"replicas": 3.5}, "spec.replicas", ("an integer", "3.5")),
@@ -139,6 +140,22 @@ def test_parsing_changes_nothing_in_the_manifest() -> None:
         with contextlib.suppress(InvalidService):
             parse_service(given_)
         assert given_ == before
+
+
+def test_a_source_of_a_wrong_form_keeps_the_rules_of_its_scheme() -> None:
+    broken = manifest(model={"source": "s3://models/llama/", "cache": {"claimName": "hub"}})
+    paths = [line.partition(":")[0] for line in lines_of(broken)]
+    assert paths == ["spec.model.source", "spec.model.credentialsSecret", "spec.model.cache"]
+    (line,) = lines_of(manifest(model={"source": "org/name", "cache": {"claimName": "hub"}}))
+    assert line.startswith("spec.model.source: for a model on Hugging Face")
+
+
+def test_a_number_is_the_same_quantity_as_its_text() -> None:
+    """An upgrade of the CRD, or a chart that prints numbers, restarts nothing."""
+    numbers = {"cpu": 6, "memory": 2**35, "sharedMemory": 2**30, "ephemeralStorage": 2**36}
+    texts = {name: str(number) for name, number in numbers.items()}
+    one, other = (parse_service(manifest(resources=these)).spec for these in (numbers, texts))
+    assert one == other
 
 
 def test_what_is_written_out_parses_to_the_same_values() -> None:

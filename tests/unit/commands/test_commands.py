@@ -56,7 +56,14 @@ spec:
     tolerations:
       - {key: a, operator: Exists}
       - {value: x}
-  resources: {cpu: 4}
+  resources: {cpu: 0.5}
+  breaker: {fallbackReplicas: 9}
+  memory: {capPercent: 90}
+  serviceAccountName: reader
+  batching:
+    maxTokens: 8192
+    minTokens: 9000
+    minSequences: many
 """
 BAD_LINES = {
     7: "spec.model.revision",
@@ -66,6 +73,11 @@ BAD_LINES = {
     15: "spec.engine.options.trust-remote-code",
     19: "spec.placement.tolerations[1].key",
     20: "spec.resources.cpu",
+    21: "spec.breaker",
+    22: "spec.memory.capPercent",
+    23: "spec.serviceAccountName",
+    25: "spec.batching.maxTokens",
+    27: "spec.batching.minSequences",
 }
 
 
@@ -145,6 +157,42 @@ def test_every_mistake_is_reported_with_file_line_and_field(run: Run, command: s
     assert places == [[f"bad.yaml:{line}", path] for line, path in BAD_LINES.items()]
     if command == "render":
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize("profile", ["cuda", "rocm"])
+def test_an_error_that_depends_on_a_broken_field_is_not_reported(run: Run, profile: str) -> None:
+    """A default in its place would break rules that the user's value may keep."""
+    text = f"""\
+apiVersion: fleetkeeper.io/v1alpha1
+kind: InferenceService
+metadata: {{name: chat}}
+spec:
+  model:
+    source: 3
+    revision: main
+    adapters:
+      - {{name: "a b", source: pvc://m/a}}
+      - {{name: sql, source: hf://a/sql}}
+      - {{name: sql, source: hf://a/sql, revision: main}}
+  scaling: {{mode: External, minReplicas: 12, maxReplicas: many}}
+  resources: {{memory: 1 Gi, sharedMemory: 40Gi}}
+  engine: {{profile: {profile}, options: {{host: x, seed: 7, max-loras: "8", max-cpu-loras: "2"}}}}
+"""
+    done = run("check", "-f", "bad.yaml", bad=text)
+    found = [line.split(": ")[1] for line in done.stdout.splitlines()]
+    unknown = ["spec.engine.profile"] if profile == "rocm" else []
+    assert sorted(found) == sorted([
+        "spec.model.source",
+        "spec.model.adapters[0].name",
+        "spec.model.adapters[1].revision",
+        "spec.model.adapters[2].revision",
+        "spec.scaling.maxReplicas",
+        "spec.replicas",
+        "spec.resources.memory",
+        "spec.engine.options.host",
+        "spec.engine.options.seed",
+        *unknown,
+    ])  # fmt: skip
 
 
 def test_a_duplicate_key_is_reported_with_both_lines(run: Run) -> None:
@@ -253,6 +301,101 @@ def test_check_warns_of_surprises(run: Run, change: str, words: str) -> None:
     assert words in done.stdout
 
 
+ONE_GPU = GOOD.replace("tensorParallelSize: 4", "tensorParallelSize: 1")
+WITH_ONE = ONE_GPU.replace("maxReplicas: 6", "maxReplicas: 1").replace(
+    "minReplicas: 2", "minReplicas: 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{GOOD}  rollout: {{strategy: Surge}}\n", "without 4 free accelerators, a rollout waits"),
+        (WITH_ONE, "with one replica, a rollout waits for 1 free accelerator"),
+        (GOOD.replace("Size: 4", "Size: 16"), "16 accelerators on one node"),
+        (f"{ONE_GPU}    accelerator: {{resource: amd.com/gpu}}\n", "amd.com/gpu, but the engine profile cuda-0.32.0-1 runs only on NVIDIA GPUs"),
+        (f"{ONE_GPU}    accelerator: {{resource: nvidia.com/gpu.shared}}\n", "nvidia.com/gpu.shared is a device that several pods share"),
+        (f"{ONE_GPU}    claims: [{{name: gpu, resourceClaimName: one}}]\n", "all replicas share the devices"),
+        (GOOD.replace("  engine:\n", '  engine:\n    options: {enable-chunked-prefill: "false"}\n'), "engine.maxModelLength is not set"),
+    ],
+)  # fmt: skip
+def test_check_warns_of_what_few_clusters_can_give(run: Run, text: str, words: str) -> None:
+    done = run("check", "-f", "x.yaml", x=text)
+    assert done.exit_code == 0, done.output
+    assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        f"{WITH_ONE}  rollout: {{strategy: Replace}}\n",
+        GOOD.replace("Size: 4", "Size: 8"),
+        f"{ONE_GPU}    accelerator: {{resource: nvidia.com/mig-3g.40gb}}\n",
+        f"{ONE_GPU}    claims: [{{name: gpu, resourceClaimTemplateName: one}}]\n",
+        f"{ONE_GPU}    accelerator: {{}}\n    claims: [{{name: nic, resourceClaimName: nic}}]\n",
+        ONE_GPU.replace("  engine:\n", '  engine:\n    maxModelLength: 8192\n    options: {enable-chunked-prefill: "false"}\n'),
+        f"{ONE_GPU.replace('    tensorParallelSize: 1', '    profile: cpu')}  rollout: {{strategy: Surge}}\n",
+    ],
+)  # fmt: skip
+def test_check_has_no_note_where_there_is_no_surprise(run: Run, text: str) -> None:
+    done = run("check", "-f", "x.yaml", x=text)
+    assert done.exit_code == 0, done.output
+    notes = [line for line in done.stdout.splitlines() if line.startswith("  note")]
+    assert all("minReplicas is 1" in note for note in notes), notes
+
+
+OLDER = """\
+aliases: {cuda: cuda-0.30.0-1}
+profiles:
+  - {name: cuda-0.30.0-1, accelerator: cuda, vllmVersion: 0.30.0, delivery: baked, image: example.invalid/vllm:1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "is_reached"),
+    [("", False), (", egress: [{cidr: 0.0.0.0/0}]", True), (", variables: {TIKTOKEN_ENCODINGS_BASE: /encodings}", True)],
+)  # fmt: skip
+def test_check_says_that_an_older_gpt_oss_has_to_read_its_encoding(
+    run: Run, change: str, is_reached: bool
+) -> None:
+    """From vLLM 0.31 on, the library contains the encoding."""
+    text = ONE_GPU.replace("pvc://models/llama-3.1-8b", "pvc://models/gpt-oss-20b")
+    words = "gpt-oss models read their encoding from openaipublic"
+    profiles = OLDER.replace("vllm:1}", f"vllm:1{change}}}")
+    arguments = ("check", "-f", "x.yaml", "--settings", "s.yaml")
+    done = run(*arguments, x=text, s="profilesFile: p.yaml\n", p=profiles)
+    assert done.exit_code == 0, done.output
+    assert (words in done.stdout) is not is_reached
+    assert words not in run("check", "-f", "x.yaml", x=text).stdout
+    hub = text.replace(
+        "pvc://models/gpt-oss-20b", f"hf://openai/gpt-oss-20b\n    revision: {'a' * 40}"
+    )
+    assert words not in run(*arguments, x=hub, p=OLDER).stdout
+
+
+KSERVE = """\
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: llama}
+spec: {predictor: {model: {modelFormat: {name: huggingface}, storageUri: "hf://a/b"}}}
+"""
+
+
+def test_a_file_of_kserve_is_named_as_such(run: Run) -> None:
+    alone = run("check", "-f", "kserve.yaml", kserve=KSERVE)
+    assert alone.exit_code == 66
+    assert "kserve.yaml:1: InferenceService llama is an object of KServe" in alone.stderr
+    assert "fleetkeeper.io/v1alpha1" in alone.stderr
+    beside = run("check", "-f", "both.yaml", both=f"{KSERVE}---\n{GOOD}")
+    assert beside.exit_code == 0
+    assert "both.yaml:1: InferenceService llama is an object of KServe" in beside.stdout
+    other = run(
+        "check", "-f", "other.yaml", other=GOOD.replace("fleetkeeper.io/", "fleetkeeper.com/")
+    )
+    assert "is of fleetkeeper.com, not of fleetkeeper.io" in other.stderr
+
+
 def test_check_says_what_a_cluster_needs_for_a_model_in_an_image(run: Run) -> None:
     source = f"oci://registry.example.com/llama@sha256:{'a' * 64}"
     done = run("check", "-f", "good.yaml", good=GOOD.replace("pvc://models/llama-3.1-8b", source))
@@ -310,7 +453,7 @@ def test_other_objects_are_named_and_skipped_and_lists_are_opened(run: Run) -> N
     text = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: x}}\n---\napiVersion: v1\nkind: List\nitems:\n{inside}"
     done = run("check", "-f", "many.yaml", many=text)
     assert done.exit_code == 0, done.output
-    assert "many.yaml:1: ConfigMap x: skipped" in done.stdout
+    assert "many.yaml:1: ConfigMap x is not an InferenceService: skipped" in done.stdout
     assert "many.yaml:8: team-a/chat: OK" in done.stdout
 
 
