@@ -30,16 +30,17 @@ class Engine:
     url: str
     secret: bytes
     """The gateway's, with which it makes the IDs of attempts."""
+    service: str = "team/chat"
     written: list[Entry] = field(default_factory=list)
 
-    def work(self, count: int, *, granted: bool = True) -> None:
+    def work(self, count: int, *, granted: bool = True, key: str = "key-1") -> None:
         for _ in range(count):
             entry = Entry(Tokens(10, 4, 5), time.time(), tier=EngineTier.BATCH)
             if granted:
                 name = f"{self.uid}-{len(self.written)}"
                 request = f"r-{name}"
-                attempt = new_attempt(self.secret, "team/chat", request, "key-1", "batch")
-                entry = replace(entry, attempt=attempt, request=request, key="key-1")
+                attempt = new_attempt(self.secret, self.service, request, key, "batch")
+                entry = replace(entry, attempt=attempt, request=request, key=key)
             self.writer.write(entry)
             self.written.append(entry)
 

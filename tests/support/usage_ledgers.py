@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper_contract.usage_files import Counts, Report, committed
-from fleetkeeper_gateway.usage.collector import parse_page
+from fleetkeeper_gateway.usage.engines import parse_page
 from fleetkeeper_gateway.usage.lines import Pod
 from fleetkeeper_gateway.usage.pages import Page
 from fleetkeeper_gateway.usage.store import UsageStore
@@ -43,12 +43,13 @@ class Ledger:
     capacity: int = 20_000
     page_entries: int = 1_000
     boot: str = "boot-1"
+    namespace: str = "team"
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def pod(self) -> Pod:
         """The pod."""
-        return Pod(self.name, "team", "chat")
+        return Pod(self.name, self.namespace, "chat")
 
     def add(self, entry: dict[str, Any]) -> None:
         """Append an entry."""

@@ -21,6 +21,7 @@ from fleetkeeper_gateway.usage.store import UsageStore
 DEFAULT_S: Final = 30 * 86_400.0
 MAX_TIME: Final = 2**40
 STALE_PERIODS: Final = 20
+STALE_S: Final = 120.0
 
 
 class UsageApp:
@@ -36,9 +37,8 @@ class UsageApp:
     ) -> None:
         self._store = store
         self._read_age_s = read_age_s
-        self._stale_s = STALE_PERIODS * period_s + 60.0
+        self._stale_s = STALE_PERIODS * period_s + STALE_S
         self._wall = wall
-        self._began = time.monotonic()
         self._reports = asyncio.Semaphore(1)
 
     def app(self) -> Starlette:
@@ -66,12 +66,13 @@ class UsageApp:
         return JSONResponse(report.document())
 
     async def health(self, _request: Request) -> Response:
-        """Return 503 if the engines were not asked for a long time."""
+        """Return 503 if an engine that answers was not read for a long time.
+
+        Engines that do not answer say nothing about this process, so they do not count.
+        """
         age_s = self._read_age_s()
-        if math.isnan(age_s):
-            age_s = time.monotonic() - self._began
-        if age_s > self._stale_s:
-            return Response(f"no engine was asked for {age_s:.0f} s\n", status_code=503)
+        if age_s > self._stale_s:  # not while it is NaN
+            return Response(f"an engine was not read for {age_s:.0f} s\n", status_code=503)
         return Response("ok\n")
 
     async def metrics(self, _request: Request) -> Response:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from fleetkeeper_contract.usage_files import (
     COUNTS,
@@ -15,8 +15,10 @@ from fleetkeeper_contract.usage_files import (
     hour_of,
     parse_line,
 )
-from fleetkeeper_gateway.usage.pages import Cursor, Entry, Page, Tokens
+from fleetkeeper_gateway.usage.pages import MAX_PAGE_TOKENS, Cursor, Entry, Page, Tokens
 
+OTHER: Final = "other"
+"""The model of entries whose own name is not kept."""
 CLOCK_SLACK_S = 60.0
 MAX_AGE_S = 7 * 86_400.0
 """An entry of a pod that was never read is not older than this."""
@@ -32,6 +34,21 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What of a pod's page may have lines of its own (`bounds`)."""
+
+    model: Callable[[str], str]
+    """Returns the name under which a model is kept."""
+    keeps_attempts: bool = True
+    """Whether each attempt has a line. Otherwise the requests of a key are summed."""
+    keeps_dimensions: bool = True
+    """Whether unattributed requests are told apart by model and tier."""
+
+
+ALL_ROOM: Final = Room(lambda model: model)
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What a page brought."""
 
@@ -39,14 +56,19 @@ class Reading:
     cursor: Cursor
     attributed: tuple[Entry, ...]
     """Those whose attempt was not read before."""
-    unattributed: Tokens
-    unattributed_entries: int
-    lost: Tokens
-    lost_entries: int
+    unattributed: Counts
+    lost: Counts
+    """`requests` is the number of lost entries."""
 
 
 def read_page(
-    page: Page, cursor: Cursor, pod: Pod, now: float, is_known: Callable[[str], bool]
+    page: Page,
+    cursor: Cursor,
+    pod: Pod,
+    now: float,
+    is_known: Callable[[str], bool],
+    *,
+    room: Room = ALL_ROOM,
 ) -> Reading:
     """Return what a page adds to what is known of a pod.
 
@@ -59,6 +81,7 @@ def read_page(
         pod: the pod.
         now: Unix seconds. An entry ended between the last reading and now, whatever it says.
         is_known: whether an attempt was read before, from any pod.
+        room: what may have lines of its own.
     """
     if page.boot != cursor.boot:
         cursor = Cursor(pod.uid, page.boot, seen=cursor.seen)
@@ -71,26 +94,30 @@ def read_page(
         else:
             attributed[entry.attempt] = entry
     totals = page.totals if page.totals is not None else cursor.totals
-    lost = totals.minus([cursor.totals, *fresh])
     following = max(page.next, cursor.next)
-    lost_entries = max(0, following - cursor.next - len(fresh))
+    lost = _lost(totals, [cursor.totals, *fresh], following - cursor.next - len(fresh))
     earliest = max(cursor.seen - CLOCK_SLACK_S, now - MAX_AGE_S)
 
     def end_of(entry: Entry) -> float:
         return min(max(entry.time, earliest), now)
 
-    lines = [_entry_line(entry, pod, end_of(entry)) for entry in attributed.values()]
-    lines += sum_lines(_unattributed(entry, pod, end_of(entry)) for entry in rest)
-    if lost_entries or lost.any:
-        lines.append(_loss_line(lost_entries, lost, pod, now))
+    own = [(entry, room.model(entry.model), end_of(entry)) for entry in attributed.values()]
+    if room.keeps_attempts:
+        lines = [_entry_line(entry, pod, model, end) for entry, model, end in own]
+    else:
+        lines = sum_lines(_line(entry, pod, model, entry.key, end) for entry, model, end in own)
+    unattributed = [_unattributed(entry, pod, end_of(entry), room) for entry in rest]
+    lines += sum_lines(unattributed)
+    if any(lost.document().values()):
+        lines.append(
+            _sum_line(hour_of(now), Dimensions(pod.namespace, pod.service), lost, lost=True)
+        )
     return Reading(
         tuple(lines),
         replace(cursor, next=following, totals=totals, seen=now),
         tuple(attributed.values()),
-        _sum(rest),
-        len(rest),
+        _sum(unattributed),
         lost,
-        lost_entries,
     )
 
 
@@ -118,14 +145,14 @@ def encode(lines: Iterable[dict[str, Any]], cursors: Iterable[Cursor]) -> bytes:
     )
 
 
-def _entry_line(entry: Entry, pod: Pod, end: float) -> dict[str, Any]:
+def _entry_line(entry: Entry, pod: Pod, model: str, end: float) -> dict[str, Any]:
     return {
         "time": round(end, 3),
         "attempt": entry.attempt,
         "request": entry.request,
         "namespace": pod.namespace,
         "service": pod.service,
-        "model": entry.model,
+        "model": model,
         "tier": entry.tier,
         "key": entry.key,
         "aborted": entry.aborted,
@@ -135,15 +162,31 @@ def _entry_line(entry: Entry, pod: Pod, end: float) -> dict[str, Any]:
     }
 
 
-def _unattributed(entry: Entry, pod: Pod, end: float) -> Line:
-    place = Dimensions(pod.namespace, pod.service, entry.model, entry.tier)
-    counts = Counts(1, int(entry.aborted), entry.prompt, entry.cached, entry.answer)
-    return Line(hour_of(end), place, counts)
+def _unattributed(entry: Entry, pod: Pod, end: float, room: Room) -> Line:
+    if room.keeps_dimensions:
+        return _line(entry, pod, room.model(entry.model), None, end)
+    counts = _counts(entry)
+    return Line(hour_of(end), Dimensions(pod.namespace, pod.service, OTHER), counts)
 
 
-def _loss_line(entries: int, lost: Tokens, pod: Pod, now: float) -> dict[str, Any]:
-    counts = Counts(entries, 0, lost.prompt, lost.cached, lost.answer)
-    return _sum_line(hour_of(now), Dimensions(pod.namespace, pod.service), counts, lost=True)
+def _line(entry: Entry, pod: Pod, model: str, key: str | None, end: float) -> Line:
+    place = Dimensions(pod.namespace, pod.service, model, entry.tier, key)
+    return Line(hour_of(end), place, _counts(entry))
+
+
+def _counts(entry: Entry) -> Counts:
+    return Counts(1, int(entry.aborted), entry.prompt, entry.cached, entry.answer)
+
+
+def _lost(totals: Tokens, read: Sequence[Tokens], entries: int) -> Counts:
+    """Return what is neither in the entries nor was read before: the engine dropped it."""
+
+    def left(name: str) -> int:
+        found: int = getattr(totals, name) - sum(getattr(one, name) for one in read)
+        return min(max(0, found), MAX_PAGE_TOKENS)
+
+    lost = (left(name) for name in COUNTS[2:])
+    return Counts(min(max(0, entries), MAX_PAGE_TOKENS), 0, *lost)
 
 
 def _sum_line(hour: str, place: Dimensions, counts: Counts, *, lost: bool) -> dict[str, Any]:
@@ -156,12 +199,8 @@ def _sum_line(hour: str, place: Dimensions, counts: Counts, *, lost: bool) -> di
     return line | {name: getattr(counts, name) for name in COUNTS[2:]}
 
 
-def _sum(entries: Iterable[Entry]) -> Tokens:
-    prompt = cached = answer = 0
-    for entry in entries:
-        prompt, cached, answer = (
-            prompt + entry.prompt,
-            cached + entry.cached,
-            answer + entry.answer,
-        )
-    return Tokens(prompt=prompt, cached=cached, answer=answer)
+def _sum(lines: Iterable[Line]) -> Counts:
+    found = Counts()
+    for line in lines:
+        found.add(line.counts)
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Self
@@ -13,6 +12,8 @@ from fleetkeeper_gateway.tiers import TIERS
 
 MAX_COUNT = 2**53
 MAX_PAGE_ENTRIES = 1_000
+MAX_PAGE_TOKENS = 2**40
+"""Of all entries of a page, and of what it says was lost. No engine counts so many in months."""
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Identifier = Annotated[str, StringConstraints(max_length=256)]
@@ -28,22 +29,6 @@ class Tokens(_Read):
     prompt: Count = 0
     cached: Count = 0
     answer: Count = 0
-
-    def minus(self, others: Iterable[Tokens]) -> Tokens:
-        """Return what is left without others, at least 0."""
-        prompt, cached, answer = self.prompt, self.cached, self.answer
-        for other in others:
-            prompt, cached, answer = (
-                prompt - other.prompt,
-                cached - other.cached,
-                answer - other.answer,
-            )
-        return Tokens(prompt=max(0, prompt), cached=max(0, cached), answer=max(0, answer))
-
-    @property
-    def any(self) -> bool:
-        """Return whether there is any token."""
-        return bool(self.prompt or self.cached or self.answer)
 
 
 NO_TOKENS = Tokens()
@@ -88,11 +73,13 @@ class Page(_Read):
     lost: Count
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def _whole(self) -> Self:
         numbers = [entry.n for entry in self.entries]
         rising = all(one < other for one, other in pairwise(numbers))
         if not rising or (numbers and numbers[-1] > self.next) or self.next > self.newest:
             raise ValueError("numbers are not in order")
+        if sum(one.prompt + one.cached + one.answer for one in self.entries) > MAX_PAGE_TOKENS:
+            raise ValueError(f"the entries have more than {MAX_PAGE_TOKENS} tokens together")
         return self
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fleetkeeper_gateway.usage.lines import Pod
 
@@ -27,34 +27,44 @@ class Target:
     """Of its control port."""
     terminating: bool
 
+    @property
+    def service(self) -> str:
+        """Return the service as NAMESPACE/NAME."""
+        return f"{self.pod.namespace}/{self.pod.service}"
+
+
+class Follower(Protocol):
+    """Reads the engines that can be asked."""
+
+    def follow(self, target: Target) -> None:
+        """Read an engine that is new or changed."""
+
+    def leave(self, uid: str) -> None:
+        """Read an engine no longer: its pod is gone, or cannot be asked any more."""
+
 
 class Pods:
     """A sink of the watch."""
 
-    def __init__(self, on_end: Callable[[Target], None] = lambda _: None) -> None:
-        self._targets: dict[Place, Target] = {}
-        self._on_end = on_end
-        """Called when a pod begins to terminate."""
-
-    @property
-    def targets(self) -> list[Target]:
-        """Return the engines that have an address."""
-        return list(self._targets.values())
+    def __init__(self, follower: Follower) -> None:
+        self._uids: dict[Place, str] = {}
+        """Of the engines that can be asked."""
+        self._follower = follower
 
     def put(self, place: Place, found: Mapping[str, Any]) -> None:
-        """Store a pod that is new or changed."""
+        """Follow a pod that is new or changed."""
         target = parse_pod(found)
-        before = self._targets.get(place)
-        if target is None:
-            self._targets.pop(place, None)
-            return
-        self._targets[place] = target
-        if target.terminating and not (before is not None and before.terminating):
-            self._on_end(target)
+        if target is None or target.pod.uid != self._uids.get(place):
+            self.remove(place)
+        if target is not None:
+            self._uids[place] = target.pod.uid
+            self._follower.follow(target)
 
     def remove(self, place: Place) -> None:
         """Forget a pod that is gone."""
-        self._targets.pop(place, None)
+        uid = self._uids.pop(place, None)
+        if uid is not None:
+            self._follower.leave(uid)
 
     def listed(self) -> None:
         """Do nothing: what is known is used at once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from fleetkeeper_gateway.telemetry.logs import configure_logs
 from fleetkeeper_gateway.usage import metrics
 from fleetkeeper_gateway.usage.app import UsageApp
 from fleetkeeper_gateway.usage.collector import Collector
-from fleetkeeper_gateway.usage.pods import SELECTOR, Pods, Target
+from fleetkeeper_gateway.usage.pods import SELECTOR, Pods
 from fleetkeeper_gateway.usage.settings import UsageSettings
 from fleetkeeper_gateway.usage.store import UsageStore
 
@@ -59,27 +58,18 @@ def main() -> int:
 async def _run(
     settings: UsageSettings, grants: GrantSettings, limits: LimitSettings, store: UsageStore
 ) -> None:
-    def pod_ends(target: Target) -> None:
-        collector.pod_ends(target)
-
-    pods = Pods(pod_ends)
     limiter = create_limiter(limits) if limits.shared else None
     keys = create_key_files(grants)
     collector = Collector(
         store,
-        lambda: pods.targets,
         UsageTokenSigner(keys),
         AttemptChecker(keys),
         limiter,
         period_s=settings.usage_period_seconds,
     )
 
-    def read_age_s() -> float:
-        last = collector.last_read
-        return math.nan if last is None else time.monotonic() - last
-
-    metrics.READ_AGE.set_function(read_age_s)
-    app = UsageApp(store, read_age_s, period_s=settings.usage_period_seconds)
+    metrics.READ_AGE.set_function(collector.read_age_s)
+    app = UsageApp(store, collector.read_age_s, period_s=settings.usage_period_seconds)
     config = uvicorn.Config(
         app.app(),
         host=settings.host,
@@ -92,7 +82,9 @@ async def _run(
     )
     client = KubernetesClient(load_credentials(settings.kubeconfig))
     async with client:
-        watch = Watch(client, PODS, pods, namespaces=settings.namespaces, selector=SELECTOR)
+        watch = Watch(
+            client, PODS, Pods(collector), namespaces=settings.namespaces, selector=SELECTOR
+        )
         work = [asyncio.create_task(watch.run()), asyncio.create_task(collector.run())]
         http = Server(config)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -28,6 +28,7 @@ from fleetkeeper_contract.usage_files import (
     parse_hour,
 )
 from fleetkeeper_gateway.usage.attempts import Attempts
+from fleetkeeper_gateway.usage.bounds import HourBounds
 from fleetkeeper_gateway.usage.lines import Pod, Reading, encode, read_page, summed
 from fleetkeeper_gateway.usage.pages import Cursor, Page
 
@@ -48,6 +49,7 @@ class UsageStore:
         self._retention_s = retention_days * 86_400.0
         self._cursors: dict[str, Cursor] = {}
         self._attempts = Attempts()
+        self._bounds = HourBounds()
         self._file: BinaryIO | None = None
         self._closing = threading.Lock()
         """Held while the file is synced, from a thread, and while it is closed."""
@@ -75,7 +77,11 @@ class UsageStore:
         self._alive = dict.fromkeys(self._cursors, now)
         for hour in hours[-RAW_HOURS:]:
             if parse_hour(hour) > now - RAW_HOURS * HOUR_S:
-                self._restore_attempts(hour)
+                self._restore_lines(hour)
+
+    def is_used_up(self, namespace: str) -> bool:
+        """Return whether the pods of a namespace must be read less often in this hour."""
+        return self._bounds.is_used_up(namespace)
 
     def cursor(self, pod: str) -> Cursor:
         """Return the place up to which a pod was read."""
@@ -88,11 +94,16 @@ class UsageStore:
             OSError: the file cannot be written.
         """
         cursor = self.cursor(pod.uid)
-        reading = read_page(page, cursor, pod, now, self._attempts.__contains__)
+        # After a clock is set back, the newest file must stay the one with the newest cursors.
+        hour = max(hour_of(now), self._newest)
+        self._bounds.begin(hour)
+        room = self._bounds.room(pod)
+        reading = read_page(page, cursor, pod, now, self._attempts.__contains__, room=room)
         self._alive[pod.uid] = now
         changed = (reading.cursor.next, reading.cursor.boot) != (cursor.next, cursor.boot)
         if changed or reading.lines:
-            self._write(reading, now)
+            self._write(reading, hour, now)
+            self._bounds.note(pod.namespace, reading.lines)
         self._cursors[pod.uid] = reading.cursor
         self._attempts.add(str(entry.attempt) for entry in reading.attributed)
         return reading
@@ -110,19 +121,22 @@ class UsageStore:
     def tidy(self, now: float) -> None:
         """Replace past files by their sums, and delete those beyond the retention.
 
+        A file that cannot be replaced or deleted keeps no other from it.
+
         Raises:
             OSError: a file cannot be replaced or deleted.
+            ValueError: a file has a line that is none of usage.
         """
+        problems = []
         for hour in self._hours():
-            begin = parse_hour(hour)
             if hour == self._newest:
                 continue  # it has the cursors, and may be open
-            if begin < now - self._retention_s:
-                self._path(hour).unlink()
-                self._summed.discard(hour)
-            elif begin <= now - RAW_HOURS * HOUR_S and hour not in self._summed:
-                self._sum_up(hour)
-                self._summed.add(hour)
+            try:
+                self._tidy_hour(hour, now)
+            except (OSError, ValueError) as problem:
+                problems.append(problem)
+        if problems:
+            raise problems[0]
 
     def report(self, since: float, until: float, by: tuple[str, ...]) -> Report:
         """Return the usage of a time.
@@ -147,6 +161,15 @@ class UsageStore:
                 self._file.close()
                 self._file = None
 
+    def _tidy_hour(self, hour: str, now: float) -> None:
+        begin = parse_hour(hour)
+        if begin < now - self._retention_s:
+            self._path(hour).unlink()
+            self._summed.discard(hour)
+        elif begin <= now - RAW_HOURS * HOUR_S and hour not in self._summed:
+            self._sum_up(hour)
+            self._summed.add(hour)
+
     def _hours(self) -> list[str]:
         return hours_of_files(path.name for path in self._directory.iterdir())
 
@@ -166,13 +189,14 @@ class UsageStore:
                 self._cursors[cursor.pod] = cursor
         return found
 
-    def _restore_attempts(self, hour: str) -> None:
+    def _restore_lines(self, hour: str) -> None:
+        self._bounds.begin(hour)
         for group, _ in self._groups(hour):
             self._attempts.add(line["attempt"] for line in group if "attempt" in line)
+            if len(group) > 1:  # all lines of a group are of one pod
+                self._bounds.note(str(group[0]["namespace"]), group[:-1])
 
-    def _write(self, reading: Reading, now: float) -> None:
-        # After a clock is set back, the newest file must stay the one with the newest cursors.
-        hour = max(hour_of(now), self._newest)
+    def _write(self, reading: Reading, hour: str, now: float) -> None:
         if self._file is None or hour != self._hour:
             self._start(hour)
         assert self._file is not None  # noqa: S101 - started above
@@ -189,7 +213,9 @@ class UsageStore:
         self._cursors = {
             pod: one for pod, one in self._cursors.items() if self._alive[pod] > now - FORGET_S
         }
-        return list({**self._cursors, changed.pod: changed}.values())
+        cursors = {**self._cursors, changed.pod: changed}
+        self._alive = {pod: self._alive[pod] for pod in cursors}
+        return list(cursors.values())
 
     def _start(self, hour: str) -> None:
         """Open an hour's file, and cut off what no commit ends."""

@@ -24,6 +24,7 @@ GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-0"'
 SECOND_GATEWAY: Final = 'namespace="fleetkeeper-system", pod="gateway-1"'
 OF_BATCH: Final = f'namespace="fleetkeeper-system", pod="batch-0", {SERVICE}'
 USAGE: Final = 'namespace="fleetkeeper-system", pod="usage-0"'
+LOST: Final = 'service="team-a/chat"'
 BATCH: Final = 'namespace="fleetkeeper-system", pod="batch-0"'
 ANSWERED: Final = 'service="team-a/chat", tier="standard", status="200"'
 OPEN_ENGINES: Final = 'type="Degraded", reason="GrantsNotDemanded"'
@@ -67,7 +68,7 @@ REST: Final[dict[str, str]] = {
     f"fleetkeeper_gateway_limits_unsettled_total{{{GATEWAY}}}": "0x400",
     f"fleetkeeper_gateway_limits_unsettled_total{{{USAGE}}}": "5x400",
     f"fleetkeeper_gateway_usage_settle_failures_total{{{USAGE}}}": "0x400",
-    f"fleetkeeper_gateway_usage_lost_entries_total{{{USAGE}}}": "4x400",
+    f"fleetkeeper_gateway_usage_lost_entries_total{{{USAGE}, {LOST}}}": "4x400",
     f"fleetkeeper_gateway_usage_read_age_seconds{{{USAGE}}}": "3x400",
     f"fleetkeeper_gateway_usage_pods_unreachable{{{USAGE}}}": "0x400",
     f"fleetkeeper_gateway_batch_queue_up{{{BATCH}}}": "1x400",
@@ -463,9 +464,9 @@ CASES: Final = (
     Case(
         "FleetkeeperUsageLost",
         "the first",
-        {f"fleetkeeper_gateway_usage_lost_entries_total{{{USAGE}}}": "_x220 5x400"},
+        {f"fleetkeeper_gateway_usage_lost_entries_total{{{USAGE}, {LOST}}}": "_x220 5x400"},
         "57m",
-        ('namespace="fleetkeeper-system"',),
+        (f'namespace="fleetkeeper-system", {LOST}',),
     ),
     Case(
         "FleetkeeperBatchQueueDown",

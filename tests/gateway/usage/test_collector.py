@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,87 +15,15 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper.adapters.keys import new_grant_keys
-from fleetkeeper_contract.usage_files import Report
 from fleetkeeper_engine.shm.layout import Tier as EngineTier
 from fleetkeeper_gateway.grants.attempts import AttemptChecker, new_attempt
 from fleetkeeper_gateway.grants.keys import read_keys
 from fleetkeeper_gateway.grants.settings import GrantSettings
-from fleetkeeper_gateway.grants.signer import UsageTokenSigner, create_key_files
-from fleetkeeper_gateway.interfaces import Admission, Demand
+from fleetkeeper_gateway.grants.signer import create_key_files
 from fleetkeeper_gateway.tiers import Tier
-from fleetkeeper_gateway.usage import collector as reading
+from fleetkeeper_gateway.usage import engines as reading
 from fleetkeeper_gateway.usage import metrics
-from fleetkeeper_gateway.usage.collector import Collector
-from fleetkeeper_gateway.usage.lines import Pod
-from fleetkeeper_gateway.usage.pods import Target
-from fleetkeeper_gateway.usage.store import UsageStore
-from tests.support.usage_engine import Engine, an_engine, serving
-
-GUARD_S = 60.0
-
-
-class Settled:
-    """A limiter that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Tier, str, int]] = []
-        self.fails = False
-
-    async def admit(self, _demand: Demand) -> Admission:
-        raise AssertionError("nothing is admitted here")
-
-    async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
-        if self.fails:
-            raise ConnectionError("Redis is gone")
-        self.calls.append((key_id, tier, request_id, tokens))
-
-    async def close(self) -> None:
-        return
-
-
-class Bench:
-    """A collector, and the engines that it reads."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        files = new_grant_keys()
-        (directory / "keys").mkdir()
-        for name, text in files.items():
-            (directory / "keys" / name).write_text(text)
-        listed = json.loads(files["jwks.json"])["keys"]
-        self.public = {str(key["kid"]): str(key["x"]) for key in listed}
-        self.keys = create_key_files(GrantSettings(grant_keys_directory=directory / "keys"))
-        self.limiter = Settled()
-        self.store = UsageStore(directory / "usage", 90)
-        self.store.open(time.time())
-        self.targets: list[Target] = []
-        self.collector = self.new_collector()
-
-    def new_collector(self, period_s: float = 300.0) -> Collector:
-        return Collector(
-            self.store,
-            lambda: self.targets,
-            UsageTokenSigner(self.keys),
-            AttemptChecker(self.keys),
-            self.limiter,
-            period_s=period_s,
-        )
-
-    @asynccontextmanager
-    async def engine(self, uid: str) -> AsyncIterator[Engine]:
-        secret = self.keys.current().attempt_secret
-        async with an_engine(self.directory, uid, self.public, secret) as engine:
-            self.targets.append(
-                Target(Pod(uid, "team", "chat"), f"chat-{uid}", engine.url, terminating=False)
-            )
-            yield engine
-
-    async def read_all(self) -> None:
-        async with aiohttp.ClientSession() as session:
-            await self.collector.read_all(session)
-
-    def report(self) -> Report:
-        return self.store.report(0.0, 2.0**33, ("key", "model", "tier", "service"))
+from tests.support.usage_bench import Bench, never, until
 
 
 @pytest.fixture
@@ -104,12 +31,6 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     found = Bench(tmp_path)
     yield found
     found.store.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(GUARD_S):
-        while not holds():  # noqa: ASYNC110 - other tasks tell no event
-            await asyncio.sleep(0.01)
 
 
 async def test_engines_are_read_to_the_end_of_their_ledgers(bench: Bench) -> None:
@@ -130,20 +51,17 @@ async def test_engines_are_read_to_the_end_of_their_ledgers(bench: Bench) -> Non
 
 async def test_what_the_engine_counted_is_settled_with_the_limits(bench: Bench) -> None:
     """Once for each request of a key; a limiter that fails stops nothing."""
-    run = asyncio.create_task(bench.new_collector(period_s=0.05).run())
-    async with bench.engine("one") as one:
+    async with bench.engine("one") as one, bench.running():
         one.work(3)
         one.work(1, granted=False)
         await until(lambda: len(bench.limiter.calls) == 3)
-        bench.limiter.fails = True
+        bench.limiter.fails = lambda _: True
         before = metrics.SETTLE_FAILURES._value.get()
         one.work(2)
         await until(lambda: metrics.SETTLE_FAILURES._value.get() == before + 2)
-        bench.limiter.fails = False
+        bench.limiter.fails = lambda _: False
         one.work(1)
         await until(lambda: len(bench.limiter.calls) == 4)
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
     assert bench.limiter.calls[0] == ("key-1", Tier.BATCH, "r-one-0", 15)
     assert [request for _, _, request, _ in bench.limiter.calls] == [
         "r-one-0",
@@ -206,6 +124,11 @@ WRONG: list[Callable[[], Awaitable[web.Response]]] = [
             _page(next=1, newest=1, entries=[_entry(n=2)]),
             _page(next=2, newest=2, entries=[_entry(n=2), _entry(n=1)]),
             _page(next=9999, newest=9999, entries=[_entry(n=n) for n in range(1, 1002)]),
+            _page(
+                next=2,
+                newest=2,
+                entries=[_entry(n=n, attempt=None, key=None, prompt=2**53) for n in (1, 2)],
+            ),
         )
     ),
 ]
@@ -223,85 +146,64 @@ async def test_an_engine_that_answers_anything_disturbs_no_other(
     async def wrong(_request: web.Request) -> web.StreamResponse:
         return await answer()
 
-    async with serving(wrong) as url, bench.engine("good") as good:
-        bench.targets.insert(0, Target(Pod("bad", "team", "bad"), "bad-1", url, terminating=False))
+    failed = metrics.FAILED_READINGS.labels("other/chat")._value
+    before = failed.get()
+    async with (
+        bench.answering("bad", by=wrong, namespace="other"),
+        bench.engine("good") as good,
+    ):
         good.work(1)
         await bench.read_all()
     report = bench.report()
     assert [key for key, *_ in report.rows] == ["key-1"]
     assert report.unattributed.requests == 0
     assert metrics.UNREACHABLE._value.get() == 1
-
-
-async def test_an_engine_that_never_answers_holds_nobody_up(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is given up at the deadline, and asked again the next time."""
-    monkeypatch.setattr(reading, "DEADLINE_S", 0.3)
-    asked = 0
-
-    async def silent(_request: web.Request) -> web.StreamResponse:
-        nonlocal asked
-        asked += 1
-        await asyncio.sleep(GUARD_S)
-        raise AssertionError
-
-    async with serving(silent) as url, bench.engine("good") as good:
-        silents = [
-            Target(Pod(f"bad-{n}", "team", "bad"), f"bad-{n}", url, terminating=False)
-            for n in range(40)
-        ]
-        bench.targets = silents + bench.targets
-        good.work(1)
-        for _ in range(2):
-            await asyncio.wait_for(bench.read_all(), GUARD_S)
-    assert asked == 80
-    assert bench.report().rows["key-1", "served", "batch", "team/chat"].requests == 1
+    assert failed.get() == before + 1
 
 
 async def test_a_pod_that_terminates_is_read_until_it_is_gone(bench: Bench) -> None:
     """Its supervisor ends when the last entry was read, long before the next regular reading."""
-    collector = bench.new_collector()
-    async with bench.engine("one") as one:
-        run = asyncio.create_task(collector.run())
-        await until(lambda: collector.last_read is not None)
-        assert bench.report().rows == {}
-        collector.pod_ends(bench.targets[0])
-        await until(one.port._asked.is_set)
-        one.work(7)
-        began = time.monotonic()
-        await one.port.wait_until_read()
-        assert bench.store.cursor("one").next == 7
-        print(f"read after {time.monotonic() - began:.2f} s")
-    await until(lambda: not collector._ending)
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
+    async with bench.running(period_s=300.0) as collector:
+        async with bench.engine("one") as one:
+            collector.follow(bench.targets[0])
+            await until(one.port._asked.is_set)
+            one.port._asked.clear()
+            collector.follow(replace(bench.targets[0], terminating=True))
+            collector.leave("one")
+            await until(one.port._asked.is_set)
+            one.work(7)
+            await one.port.wait_until_read()
+            assert bench.read_up_to("one") == 7
+        await until(lambda: not collector._pods)
     assert bench.report().rows["key-1", "served", "batch", "team/chat"].requests == 7
+
+
+async def test_a_pod_that_is_gone_is_read_no_more(bench: Bench) -> None:
+    """Also if it was gone before it was first read. One that comes again is read again."""
+    async with bench.engine("one") as one, bench.running() as collector:
+        collector.follow(bench.targets[0])
+        await until(one.port._asked.is_set)
+        collector.leave("one")
+        await until(lambda: not collector._pods)
+        assert metrics.PODS._value.get() == 0
+        one.work(1)
+        collector.follow(bench.targets[0])
+        await until(lambda: bench.read_up_to("one") == 1)
 
 
 async def test_pods_that_terminate_together_are_read_apart(bench: Bench) -> None:
     """One on a dead node answers nothing until the deadline. A supervisor waits 3 s for its reader."""
-
-    async def silent(_request: web.Request) -> web.StreamResponse:
-        asked.set()
-        await asyncio.sleep(GUARD_S)
-        raise AssertionError
-
-    asked = asyncio.Event()
-    collector = bench.new_collector()
-    async with serving(silent) as url, bench.engine("one") as one:
-        run = asyncio.create_task(collector.run())
-        await until(lambda: collector.last_read is not None)
-        bad = Target(Pod("bad", "team", "bad"), "bad", url, terminating=True)
-        collector.pod_ends(bad)
-        async with asyncio.timeout(GUARD_S):
-            await asked.wait()
+    async with (
+        bench.answering("bad", by=never, namespace="team"),
+        bench.engine("one") as one,
+        bench.running(period_s=300.0) as collector,
+    ):
+        await until(one.port._asked.is_set)
         one.work(7)
-        collector.pod_ends(bench.targets[0])
-        await until(lambda: bench.store.cursor("one").next == 7)
-        assert "bad" in collector._busy
-        run.cancel()
-        await asyncio.gather(run, return_exceptions=True)
+        for target in bench.targets:
+            collector.follow(replace(target, terminating=True))
+        await until(lambda: bench.read_up_to("one") == 7)
+        assert "bad" not in collector._problems
 
 
 async def test_a_supervisor_that_nobody_reads_ends_at_once(bench: Bench) -> None:
@@ -314,14 +216,16 @@ async def test_a_supervisor_that_nobody_reads_ends_at_once(bench: Bench) -> None
 
 
 async def test_engines_that_do_not_count_are_told(bench: Bench) -> None:
-    async with bench.engine("one") as one:
-        one.writer.set_state(counting=False)
-        await bench.read_all()
-        assert metrics.NOT_COUNTING._value.get() == 1
-    async with bench.engine("two"):
-        bench.targets.pop(0)
-        await bench.read_all()
-        assert metrics.NOT_COUNTING._value.get() == 0
+    """Until they count, or are gone."""
+    async with bench.engine("one") as one, bench.engine("two") as two:
+        for engine in (one, two):
+            engine.writer.set_state(counting=False)
+        async with bench.running() as collector:
+            await until(lambda: metrics.NOT_COUNTING._value.get() == 2)
+            one.writer.set_state(counting=True)
+            await until(lambda: metrics.NOT_COUNTING._value.get() == 1)
+            collector.leave("two")
+            await until(lambda: metrics.NOT_COUNTING._value.get() == 0)
 
 
 async def test_a_full_disk_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +260,7 @@ async def test_an_engine_cannot_claim_tokens_for_a_request_that_it_was_not_sent(
     bench: Bench, claim: dict[str, Any]
 ) -> None:
     """Its pod is a tenant's. Otherwise it could use up the limits of any key."""
-    forged = metrics.FORGED._value.get()
+    forged = metrics.FORGED.labels("team/chat")._value.get()
     async with bench.engine("one") as engine:
         engine.work(1)
         engine.writer.write(replace(engine.written[0], **claim))
@@ -364,7 +268,7 @@ async def test_an_engine_cannot_claim_tokens_for_a_request_that_it_was_not_sent(
     report = bench.report()
     assert [row.requests for row in report.rows.values()] == [1]
     assert report.unattributed.requests == 1
-    assert metrics.FORGED._value.get() == forged + 1
+    assert metrics.FORGED.labels("team/chat")._value.get() == forged + 1
     await asyncio.sleep(0)
     assert {call[0] for call in bench.limiter.calls} <= {"key-1"}
 

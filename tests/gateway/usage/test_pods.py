@@ -16,7 +16,7 @@ from fleetkeeper.reconcile.manifests import engine_pod
 from fleetkeeper.reconcile.manifests.common import CONTROL_PORT
 from fleetkeeper_contract.usage_files import parse_line
 from fleetkeeper_gateway.usage.app import parse_time
-from fleetkeeper_gateway.usage.collector import UnreadableError, parse_page
+from fleetkeeper_gateway.usage.engines import UnreadableError, parse_page
 from fleetkeeper_gateway.usage.lines import read_page
 from fleetkeeper_gateway.usage.pages import Cursor
 from fleetkeeper_gateway.usage.pods import (
@@ -54,6 +54,21 @@ POD: dict[str, Any] = {
     },
     "status": {"podIP": "10.0.0.7", "phase": "Running"},
 }
+
+
+class Told:
+    """Keeps what a sink of pods tells."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.targets: list[Target] = []
+
+    def follow(self, target: Target) -> None:
+        self.calls.append(f"follow {target.pod.uid}")
+        self.targets.append(target)
+
+    def leave(self, uid: str) -> None:
+        self.calls.append(f"leave {uid}")
 
 
 def changed(*path: str, to: object) -> dict[str, Any]:
@@ -100,24 +115,26 @@ def test_a_pod_with_an_address_is_read_at_its_control_port() -> None:
     ],
 )
 def test_a_pod_that_cannot_be_asked_is_left_out(pod: dict[str, Any]) -> None:
-    pods = Pods()
+    told = Told()
+    pods = Pods(told)
     pods.put(("team", "chat-1"), POD)
-    assert len(pods.targets) == 1
     pods.put(("team", "chat-1"), pod)
-    assert pods.targets == []
+    pods.put(("team", "chat-1"), pod)
+    assert told.calls == ["follow uid-1", "leave uid-1"]
 
 
-def test_the_begin_of_a_termination_is_told_once() -> None:
-    ends: list[Target] = []
-    pods = Pods(ends.append)
+def test_pods_are_followed_from_their_first_to_their_last_state() -> None:
+    told = Told()
+    pods = Pods(told)
     pods.put(("team", "chat-1"), POD)
-    ending = changed("metadata", "deletionTimestamp", to="2025-11-25T23:00:00Z")
-    pods.put(("team", "chat-1"), ending)
-    pods.put(("team", "chat-1"), ending)
-    assert [target.pod.uid for target in ends] == ["uid-1"]
+    pods.put(
+        ("team", "chat-1"), changed("metadata", "deletionTimestamp", to="2025-11-25T23:00:00Z")
+    )
+    assert [target.terminating for target in told.targets] == [False, True]
+    pods.put(("team", "chat-1"), changed("metadata", "uid", to="uid-2"))
     pods.remove(("team", "chat-1"))
     pods.remove(("team", "chat-1"))
-    assert pods.targets == []
+    assert told.calls == ["follow uid-1"] * 2 + ["leave uid-1", "follow uid-2", "leave uid-2"]
 
 
 @given(content=st.binary() | JSON.map(lambda found: json.dumps(found).encode()))

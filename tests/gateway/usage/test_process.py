@@ -180,10 +180,14 @@ async def test_health_metrics_and_mistakes(
             await process.until_requests(2)
             assert await process.get("/healthz") == (200, "ok\n")
             _, text = await process.get("/metrics")
-            assert 'fleetkeeper_gateway_usage_entries_total{attributed="true"} 2.0' in text
+            service = 'service="team/chat"'
             assert (
-                'fleetkeeper_gateway_usage_tokens_total{attributed="false",kind="answer"} 5.0'
+                f'fleetkeeper_gateway_usage_entries_total{{attributed="true",{service}}} 2.0'
                 in text
+            )
+            assert (
+                'fleetkeeper_gateway_usage_tokens_total{attributed="false",kind="answer",'
+                f"{service}}} 5.0" in text
             )
             assert "key-1" not in text
             for query in ({"by": "user"}, {"since": "never"}, {"until": "-5"}, {"since": "nan"}):
