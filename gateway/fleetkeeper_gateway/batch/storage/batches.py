@@ -159,9 +159,11 @@ class StoredBatches:
 
     async def results(self, record: BatchRecord) -> AsyncIterator[tuple[str, Sequence[Result]]]:
         """Return all segments with their names, by their lowest fence. A torn one is logged and left out."""
-        objects = await self._objects.list(paths.segments_of(record.key_id, record.id))
-        for first in range(0, len(objects), SEGMENTS_AT_ONCE):
-            some = [one.path for one in objects[first : first + SEGMENTS_AT_ONCE]]
+        prefix = paths.segments_of(record.key_id, record.id)
+        found = [one.path for one in await self._objects.list(prefix)]
+        names = sorted(found, key=lambda path: segments.order_of(path.removeprefix(prefix)))
+        for first in range(0, len(names), SEGMENTS_AT_ONCE):
+            some = names[first : first + SEGMENTS_AT_ONCE]
             contents = await asyncio.gather(*map(self._objects.read, some))
             for path, content in zip(some, contents, strict=True):
                 if content is None:

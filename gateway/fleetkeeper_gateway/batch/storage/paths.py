@@ -32,7 +32,8 @@ INDEX_PREFIX: Final = "lines-"
 _KEY = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _FILE = re.compile(r"file-[0-9a-f]{32}")
 _BATCH = re.compile(r"batch_[0-9a-f]{32}")
-_SEGMENT = re.compile(r"[0-9a-f]{12}-[0-9a-f]{11}")
+# Fences had 12 digits in earlier versions. A batch may have segments of both.
+_SEGMENT = re.compile(r"[0-9a-f]{16}-[0-9a-f]{7}|[0-9a-f]{12}-[0-9a-f]{11}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 

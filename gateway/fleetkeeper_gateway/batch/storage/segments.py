@@ -16,7 +16,10 @@ HEAD: Final = struct.Struct("<4sI")
 RESULT: Final = struct.Struct("<IHQ?I")
 """Line, attempt, fence, ok and bytes of the text that follows."""
 CHECKSUM: Final = struct.Struct("<I")
-MAX_FENCE: Final = 2**48 - 1
+_FENCE_DIGITS: Final = 16
+"""Hexadecimal digits of a fence in a name. Names of earlier versions have 12 of 23."""
+_RANDOM_DIGITS: Final = 7
+MAX_FENCE: Final = 16**_FENCE_DIGITS - 1
 
 
 class TornSegment(ValueError):
@@ -24,11 +27,16 @@ class TornSegment(ValueError):
 
 
 def new_name(results: Sequence[Result]) -> str:
-    """Return a new name of 24 characters. Names sort by the lowest fence of their results."""
+    """Return a new name of 24 characters, with the lowest fence of the results (`order_of`)."""
     fence = min(result.fence for result in results)
     if not 0 <= fence <= MAX_FENCE:
         raise ValueError(f"fence {fence} is not in 0..{MAX_FENCE}")
-    return f"{fence:012x}-{secrets.token_hex(6)[:11]}"
+    return f"{fence:0{_FENCE_DIGITS}x}-{secrets.token_hex(4)[:_RANDOM_DIGITS]}"
+
+
+def order_of(name: str) -> tuple[str, str]:
+    """Return what segments are sorted by: the lowest fence, whatever number of digits it has."""
+    return name.partition("-")[0].zfill(_FENCE_DIGITS), name
 
 
 def encode(results: Sequence[Result]) -> bytes:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from fleetkeeper_gateway.batch.interfaces import ObjectMissing
 from fleetkeeper_gateway.batch.model import BatchRecord, Mistake, Result, Status
-from fleetkeeper_gateway.batch.storage import BrokenObject, Storage
+from fleetkeeper_gateway.batch.storage import BrokenObject, Storage, paths, segments
 from tests.support.batch_storage import (
     KEY,
     NOW,
@@ -169,6 +169,18 @@ async def test_results_are_read_as_they_were_written(storage: Storage) -> None:
     fences = [some[0].fence for some in found.values()]
     assert fences == sorted(fences)
     assert all(len(name) <= 24 for name in found)
+
+
+async def test_segments_of_an_earlier_version_are_read_in_the_same_order(local: Storage) -> None:
+    """Its names have fences of 12 digits. A batch that was begun before an upgrade has both."""
+    record, late = a_batch(), 300 << 40
+    for fence in (late, 1 << 40):
+        await local.batches.add_segment(record, results([1], fence))
+    for fence in (2 << 40, 5):
+        path = paths.segment(KEY, record.id, f"{fence:012x}-0123456789a")
+        assert await local.objects.create(path, segments.encode(results([1], fence)))
+    found = await _stored(local, record)
+    assert [some[0].fence for some in found.values()] == [5, 1 << 40, 2 << 40, late]
 
 
 async def test_a_torn_segment_is_logged_and_left_out(storage: Storage) -> None:

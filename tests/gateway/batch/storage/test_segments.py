@@ -45,9 +45,12 @@ def test_a_segment_that_is_cut_or_changed_is_torn(
 
 @pytest.mark.promise("batch-results")
 def test_names_sort_by_the_lowest_fence() -> None:
-    fences = [0, 9, 10, 11, 255, 256, 4096, 10**9, segments.MAX_FENCE]
+    fences = [0, 9, 10, 11, 255, 256, 4096, 10**9, 2**48 - 1, segments.MAX_FENCE]
     names = [segments.new_name([*results([1], fence), *results([2], fence)]) for fence in fences]
+    older = [f"{fence:012x}-0123456789a" for fence in fences if fence < 2**48]
     assert names == sorted(names)
+    mixed = sorted([*names, *older], key=segments.order_of)
+    assert [int(name.partition("-")[0], 16) for name in mixed] == sorted([*fences, *fences[:-1]])
     assert {len(name) for name in names} == {24}
     assert segments.new_name(results([1])) != segments.new_name(results([1]))
 
