@@ -42,6 +42,12 @@ QUEUE_FAILURES: Final = Counter(
     "Calls to the queue that found Redis down or being rebuilt, by what they were for.",
     ("what",),
 )
+DEFECTS: Final = Counter(
+    "fleetkeeper_gateway_batch_defects_total",
+    "Failures that nobody expected, of the work for one batch or its lines. Others went on; the log has "
+    "the reason.",
+    ("what",),
+)
 BATCHES: Final = Counter(
     "fleetkeeper_gateway_batch_batches_total", "Batches that ended, by their status.", ("status",)
 )

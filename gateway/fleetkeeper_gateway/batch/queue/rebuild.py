@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.interfaces import Batches, StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Validated
 from fleetkeeper_gateway.batch.queue.names import EPOCH, PREFIX, fence_base
@@ -50,6 +51,9 @@ class _Recorded:
     segment: str
     position: int
     ok: bool
+
+
+_Found = tuple[Validated, Sequence[LineRef], dict[int, _Recorded]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +140,7 @@ class Rebuild:
         """Restore a batch. Leave it out if it has ended, or cannot be read although the store answers."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                if not await self._ends(record):
-                    await self._restore(record)
+                found = None if await self._ends(record) else await self._read(record)
             except StorageError as error:
                 # The objects of a batch go when it has ended. If the store is down, this fails too.
                 if await self._ends(record):
@@ -150,7 +153,14 @@ class Rebuild:
                     )
                 else:
                     await asyncio.sleep(self._timing.retry_s)
+            except Exception:
+                # A defect that one batch brings about must not keep the queue from all others.
+                metrics.DEFECTS.labels("rebuild").inc()
+                log.exception("a batch cannot be read; it is left out", batch=record.id)
+                return
             else:
+                if found is not None:
+                    await self._put(record, *found)
                 return
 
     async def _ends(self, record: BatchRecord) -> bool:
@@ -158,18 +168,13 @@ class Rebuild:
         final = await self._batches.final(record)
         return final is not None or await self._batches.cancelled_at(record) is not None
 
-    async def _restore(self, record: BatchRecord) -> None:
+    async def _read(self, record: BatchRecord) -> _Found | None:
+        """Return what the store has of a batch; None if it has no lines to run."""
         validated = await self._batches.validated(record)
         if validated is None or validated.mistakes:
-            return
+            return None
         lines = await self._batches.lines(record)
-        recorded = await self._recorded(record)
-        undone = [line for line in lines if line.number not in recorded]
-        await self._put(record, validated, recorded, undone)
-        before = self._rebuilt
-        self._rebuilt = Rebuilt(
-            before.batches + 1, before.lines + len(lines), before.results + len(recorded)
-        )
+        return validated, lines, await self._recorded(record)
 
     async def _recorded(self, record: BatchRecord) -> dict[int, _Recorded]:
         """Return the result of each line that counts."""
@@ -185,10 +190,11 @@ class Rebuild:
         self,
         record: BatchRecord,
         validated: Validated,
+        lines: Sequence[LineRef],
         recorded: dict[int, _Recorded],
-        undone: Sequence[LineRef],
     ) -> None:
         """Write a batch, part by part. The first part makes it exist."""
+        undone = [line for line in lines if line.number not in recorded]
         completed = sum(each.ok for each in recorded.values())
         batch = (*batch_arguments(record, validated), completed, len(recorded) - completed)
         results = sorted(recorded.items())
@@ -200,6 +206,10 @@ class Rebuild:
         for start in range(0, len(undone), PART):
             part = line_arguments(undone[start : start + PART])
             await self._built(RESTORE, *batch, 0, *part)
+        before = self._rebuilt
+        self._rebuilt = Rebuilt(
+            before.batches + 1, before.lines + len(lines), before.results + len(recorded)
+        )
 
     async def _built(
         self, script: Script, *arguments: bytes | str | int, keys: tuple[bytes, ...] = ()

@@ -68,6 +68,9 @@ class Attempts:
         Raises:
             ValueError: if the line is no request, which validation should have found.
         """
+        if taken.attempt > MAX_ATTEMPTS:
+            # Its lease ran out each time: it ended this process, or its result cannot be kept.
+            return broken(taken)
         try:
             request = await self._inputs.request(taken.batch, taken.line)
         except ObjectMissing as error:

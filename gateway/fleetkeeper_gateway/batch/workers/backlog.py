@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import structlog
+
+from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.metrics import Backlog, Due
 from fleetkeeper_gateway.batch.workers.steps import Known
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.routing import choose_service
 from fleetkeeper_gateway.interfaces import KeyRefused, Keys, Services
+
+log = structlog.get_logger(__name__)
 
 
 class BacklogReport:
@@ -27,21 +32,37 @@ class BacklogReport:
         now = self._wall()
         due: dict[tuple[str, str], list[Due]] = {}
         for known in batches:
-            place, left = self._place(known, now), _left(known)
+            try:
+                place, left = self._place(known, now), _left(known)
+            except Exception:
+                metrics.DEFECTS.labels("backlog").inc()
+                log.exception("a batch is missing in the backlog", batch=known.record.id)
+                continue
             if place is not None and left is not None:
                 due.setdefault(place, []).append(left)
         self._backlog.show(due, now)
 
     def _place(self, known: Known, now: float) -> tuple[str, str] | None:
         """Return the service that the gateway chooses; None if it refuses the lines."""
-        if known.validated is None or not self._services.synced:
+        if known.validated is None:
             return None
-        try:
-            key = self._keys.named(known.record.key_id, now)
-            service = choose_service(self._services, key, known.validated.model, None)
-        except (KeyRefused, Refusal):
-            return None
-        return service.namespace, service.name
+        return chosen(self._services, self._keys, known.record.key_id, known.validated.model, now)
+
+
+def chosen(
+    services: Services, keys: Keys, key_id: str, model: str, now: float
+) -> tuple[str, str] | None:
+    """Return namespace and name of the service that the gateway chooses for a line.
+
+    None if it refuses the line, or if the services are not known yet.
+    """
+    if not services.synced:
+        return None
+    try:
+        service = choose_service(services, keys.named(key_id, now), model, None)
+    except (KeyRefused, Refusal):
+        return None
+    return service.namespace, service.name
 
 
 def _left(known: Known) -> Due | None:

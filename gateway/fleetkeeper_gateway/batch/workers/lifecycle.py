@@ -133,5 +133,6 @@ class Lifecycle:
                 metrics.QUEUE_FAILURES.labels("batch").inc()
                 log.info("batch cannot be queued", batch=batch_id, reason=str(error))
             except Exception:
+                metrics.DEFECTS.labels("batch").inc()
                 log.exception("look at a batch failed", batch=batch_id)
                 known.next_look = self._monotonic() + RETRY_S

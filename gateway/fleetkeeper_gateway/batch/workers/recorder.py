@@ -14,12 +14,14 @@ from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.interfaces import (
     Batches,
     Commit,
+    NotAnswered,
     Queue,
     QueueDown,
     StorageError,
     Taken,
 )
 from fleetkeeper_gateway.batch.model import BatchRecord, Result
+from fleetkeeper_gateway.batch.workers.lines import failed_line
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +35,8 @@ _BEHIND_BYTES: Final = 67_108_864
 """Text that is not written yet, after which no new lines are taken."""
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 10.0
+_TRIES: Final = 5
+"""Calls that end with a defect, after which the result is taken for one that can never be kept."""
 
 Pair = tuple[Taken, Result]
 Found = TypeVar("Found")
@@ -49,7 +53,7 @@ class _Group:
 
 
 class Recorder:
-    """Writes and commits results, again and again until that succeeds."""
+    """Writes and commits results, again and again while the store or Redis fails."""
 
     def __init__(self, batches: Batches, queue: Queue, released: Callable[[Taken], None]) -> None:
         """Record results.
@@ -119,45 +123,84 @@ class Recorder:
         group.task = None
         del self._groups[group.record.id]
 
-    async def _record(self, record: BatchRecord, pairs: list[Pair]) -> None:
+    async def _record(self, record: BatchRecord, pairs: list[Pair], *, again: bool = True) -> None:
         results = [result for _, result in pairs]
-        segment = await self._until_done(
-            "segment", lambda: self._batches.add_segment(record, results)
-        )
+        try:
+            segment = await self._until_done(
+                "segment", lambda: self._batches.add_segment(record, results)
+            )
+        except Exception:
+            metrics.DEFECTS.labels("segment").inc()
+            log.exception("results cannot be kept", batch=record.id, lines=len(pairs))
+            if again:
+                await self._record_apart(record, pairs)
+            return
         metrics.SEGMENTS.inc()
         commits = [
             Commit(taken, segment, offset, result.ok)
             for offset, (taken, result) in enumerate(pairs)
         ]
-        counted = await self._until_done("commit", lambda: self._queue.commit(commits))
+        try:
+            counted = await self._until_done("commit", lambda: self._queue.commit(commits))
+        except Exception:
+            metrics.DEFECTS.labels("commit").inc()
+            log.exception("results cannot be committed", batch=record.id, lines=len(pairs))
+            return
         metrics.DUPLICATES.inc(len(pairs) - len(counted))
 
+    async def _record_apart(self, record: BatchRecord, pairs: list[Pair]) -> None:
+        """Record results one by one, and an error line instead of one that cannot be kept.
+
+        If that cannot be kept either, the lease of the line runs out. Attempts are bounded.
+        """
+        for taken, result in pairs:
+            if len(pairs) > 1:
+                await self._record(record, [(taken, result)])
+            else:
+                await self._record(record, [(taken, unkept(taken))], again=False)
+
     async def _until_done(self, what: str, call: Callable[[], Awaitable[Found]]) -> Found:
-        """Call until it succeeds. Meanwhile no lines are taken."""
-        pause_s = _FIRST_PAUSE_S
+        """Call until it succeeds. While the store or Redis fails, no lines are taken.
+
+        Raises:
+            Exception: a defect that stays. It is of these results, so other lines go on.
+        """
+        pause_s, defects = _FIRST_PAUSE_S, 0
         has_failed = False
         try:
             while True:
                 try:
                     return await call()
-                except StorageError as error:
-                    metrics.STORE_FAILURES.labels(what).inc()
-                    log.warning("results cannot be written; trying again", error=str(error))
-                except QueueDown as error:
-                    metrics.QUEUE_FAILURES.labels(what).inc()
-                    log.info("results cannot be committed; trying again", reason=str(error))
-                except Exception:
-                    # A defect. The results stay, so that a repair loses none.
-                    metrics.STORE_FAILURES.labels(what).inc()
-                    log.exception("results cannot be kept; trying again", what=what)
-                if not has_failed:
+                except (StorageError, QueueDown) as error:
+                    _note_failure(what, error)
+                    self._failing += not has_failed
                     has_failed = True
-                    self._failing += 1
+                except Exception:
+                    metrics.STORE_FAILURES.labels(what).inc()
+                    defects += 1
+                    if defects >= _TRIES:
+                        raise
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
                 pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
         finally:
-            if has_failed:
-                self._failing -= 1
+            self._failing -= has_failed
+
+
+def _note_failure(what: str, error: StorageError | QueueDown) -> None:
+    if isinstance(error, StorageError):
+        metrics.STORE_FAILURES.labels(what).inc()
+        log.warning("results cannot be written; trying again", error=str(error))
+    else:
+        metrics.QUEUE_FAILURES.labels(what).inc()
+        log.info("results cannot be committed; trying again", reason=str(error))
+
+
+def unkept(taken: Taken) -> Result:
+    """Return the error line of a line whose result cannot be kept."""
+    why = NotAnswered("the result could not be kept", sent=True)
+    number = taken.line.number
+    text = failed_line(taken.batch, number, "", taken.attempt, why)
+    return Result(number, taken.attempt, taken.fence, ok=False, text=text)
 
 
 def _first(pairs: list[Pair]) -> list[Pair]:

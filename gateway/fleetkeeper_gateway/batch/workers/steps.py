@@ -213,6 +213,7 @@ class Steps:
                 log.warning("batch cannot go on now", batch=known.record.id, error=str(error))
                 known.next_look = self._monotonic() + RETRY_S
             except Exception:
+                metrics.DEFECTS.labels("batch").inc()
                 log.exception("batch cannot go on", batch=known.record.id)
                 known.next_look = self._monotonic() + RETRY_S
             else:

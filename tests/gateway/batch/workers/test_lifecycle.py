@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.interfaces import Commit, QueueDown, StorageError
 from fleetkeeper_gateway.batch.metrics import Backlog, Due, required_rate
 from fleetkeeper_gateway.batch.model import (
@@ -525,6 +526,29 @@ async def test_a_validation_that_fails_is_done_again(
         assert errors == []
 
 
+@pytest.mark.parametrize("call", ["validated", "cancelled_at"])
+async def test_a_batch_that_meets_a_defect_stops_no_other(
+    storage: Storage, queue: MemoryQueue, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It is counted, and tried again."""
+    defects = metrics.DEFECTS.labels("batch")._value
+    before = defects.get()
+    async with leading(storage, queue) as world:
+        found = getattr(world.batches, call)
+
+        async def failing(record: BatchRecord) -> Any:
+            if record.key_id == "bad":
+                raise ValueError("a defect")
+            return await found(record)
+
+        monkeypatch.setattr(world.batches, call, failing, raising=False)
+        bad = await world.create(2, number=1, key_id="bad")
+        await until("it failed", lambda: defects.get() > before)
+        await until("it failed again", lambda: defects.get() > before + 1)
+        await world.queued(await world.create(2, number=2))
+        assert bad.id not in queue.batches
+
+
 # -- what waits for a service -----------------------------------------------------------------------
 
 
@@ -597,6 +621,24 @@ def test_what_is_left_is_shown_by_the_service_that_the_gateway_chooses() -> None
     services.synced = False
     report([known(1, 40, NOW + 100)])
     assert series(backlog) == {}
+
+
+def test_a_batch_whose_service_cannot_be_found_hides_no_other() -> None:
+    class BrokenKeys(NamedKeys):
+        def named(self, key_id: str, now: float) -> Key:
+            if key_id == "bad":
+                raise ValueError("a defect")
+            return super().named(key_id, now)
+
+    defects = metrics.DEFECTS.labels("backlog")._value
+    before = defects.get()
+    services, backlog = MemoryServices(), Backlog()
+    services.set(service())
+    keys = BrokenKeys(Key(KEY, "k", frozenset({"team"})))
+    report = BacklogReport(backlog, services, keys, lambda: NOW)  # type: ignore[arg-type]
+    report([known(1, 9, NOW + 100, key_id="bad"), known(2, 40, NOW + 100)])
+    assert series(backlog)["fleetkeeper_batch_remaining_lines team/chat"] == 40
+    assert defects.get() == before + 1
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,16 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered, StorageError
 from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Result
+from fleetkeeper_gateway.batch.queue.names import fence_base
 from fleetkeeper_gateway.batch.storage import Storage
 from fleetkeeper_gateway.batch.workers import attempt as attempt_module
 from fleetkeeper_gateway.batch.workers import recorder as recorder_module
@@ -485,6 +487,74 @@ async def test_a_defect_does_not_come_back_forever(
         await running.done(record)
         assert sender.sent.count(1) == 5
         assert sorted(one.ok for one in await running.results(record)) == [False, True, True]
+
+
+async def test_a_result_that_can_never_be_kept_fails_its_line_alone(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results that were to be written with it, and lines of others, go on."""
+    monkeypatch.setattr(recorder_module, "_FIRST_PAUSE_S", 0.001)
+    async with working(storage, queue, sender, concurrency=8) as running:
+        add_segment = storage.batches.add_segment
+
+        async def failing(record: BatchRecord, results: Sequence[Result]) -> str:
+            if any(one.line == 3 and one.ok for one in results):
+                raise ValueError("it has no name")
+            return await add_segment(record, results)
+
+        monkeypatch.setattr(running.batches, "add_segment", failing, raising=False)
+        record = await running.batch(20)
+        await running.done(record)
+        kept = {one.line: one for one in await running.results(record)}
+        assert [line for line, one in kept.items() if not one.ok] == [3]
+        assert json.loads(kept[3].text)["error"]["code"] == "engine_failed"
+
+
+async def test_a_batch_whose_results_can_never_be_kept_stops_no_other(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth attempt is not sent, because an attempt whose lease ran out counts."""
+    monkeypatch.setattr(recorder_module, "_FIRST_PAUSE_S", 0.001)
+    failures = metrics.STORE_FAILURES.labels("segment")._value
+    before = failures.get()
+    async with working(storage, queue, sender, concurrency=8) as running:
+        add_segment = storage.batches.add_segment
+
+        async def failing(record: BatchRecord, results: Sequence[Result]) -> str:
+            if record.key_id == "bad":
+                raise ValueError("it has no name")
+            return await add_segment(record, results)
+
+        monkeypatch.setattr(running.batches, "add_segment", failing, raising=False)
+        bad = await running.batch(1, 1, key_id="bad")
+        await until("it failed", lambda: failures.get() > before)
+        record = await running.batch(100, 2)
+        await running.done(record)
+        await until("nothing is held", lambda: running.worker.held == 0)
+        assert not running.worker._recorder.behind
+        assert metrics.DEFECTS.labels("segment")._value.get() > 0
+        assert await queue.outstanding(bad) == 1
+        assert failures.get() >= before + 10
+        sent = len(sender.sent)
+        (line,) = queue.batches[bad.id].lines.values()
+        line.attempts = 9
+        queue.expire()
+        await until("it is taken again", lambda: queue.fence > 101)
+        await until("nothing is held", lambda: running.worker.held == 0)
+        assert len(sender.sent) == sent
+
+
+async def test_results_are_kept_in_any_epoch(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    """Each reset of Redis is an epoch, and their number never falls. This one is far from the first."""
+    queue.fence = fence_base(2**20)
+    async with working(storage, queue, sender) as running:
+        record = await running.batch(3)
+        await running.done(record)
+        kept = await running.results(record)
+        assert sorted(one.line for one in kept) == [0, 1, 2]
+        assert all(one.fence > fence_base(2**20) for one in kept)
 
 
 async def test_lines_whose_file_is_gone_get_error_lines(
