@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetkeeper_gateway.batch.interfaces import (
+    NO_ROUTES,
     Commit,
     Object,
     ObjectMissing,
     QueueDown,
     StorageError,
     Taken,
+    flow_of,
 )
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
@@ -302,9 +304,11 @@ class MemoryQueue:
             self._batches[record.id] = _Queued(record, validated.model, by_number, deque(by_number))
             self._changed.set()
 
-    async def take(self, free: Mapping[str, int], wait_s: float) -> Sequence[Taken]:
+    async def take(
+        self, free: Mapping[str, int], wait_s: float, routes: Mapping[str, str] = NO_ROUTES
+    ) -> Sequence[Taken]:
         self._check()
-        taken = self._take(free)
+        taken = self._take(free, routes)
         if not taken:
             self._changed.clear()
             try:
@@ -313,17 +317,17 @@ class MemoryQueue:
             except TimeoutError:
                 return []
             self._check()
-            taken = self._take(free)
+            taken = self._take(free, routes)
         return taken
 
-    def _take(self, free: Mapping[str, int]) -> list[Taken]:
+    def _take(self, free: Mapping[str, int], routes: Mapping[str, str]) -> list[Taken]:
         now, left = self._clock(), dict(free)
         taken = []
         for batch in sorted(self._batches.values(), key=lambda one: one.record.expires):
             self._expire(batch, now)
-            left.setdefault(batch.model, free.get("*", 0))
-            while batch.waiting and left[batch.model] > 0:
-                left[batch.model] -= 1
+            route = routes.get(flow_of(batch.record.key_id, batch.model), "*")
+            while batch.waiting and left.get(route, 0) > 0:
+                left[route] -= 1
                 number = batch.waiting.popleft()
                 batch.attempts[number] += 1
                 fence = next(self._numbers)

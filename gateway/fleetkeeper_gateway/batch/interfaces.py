@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from fleetkeeper_gateway.batch.model import (
@@ -146,6 +147,17 @@ class QueueDown(Exception):
     """Redis does not answer, or was reset and is rebuilt at the moment. Nothing was taken or committed."""
 
 
+NO_ROUTES: Mapping[str, str] = MappingProxyType({})
+
+
+def flow_of(key_id: str, model: str) -> str:
+    """Return the name of a flow: the lines of a key for a model.
+
+    The models of two keys may have one name and be of two services.
+    """
+    return f"{key_id}/{model}"  # an ID of a key has no slash
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A line under a lease of this process."""
@@ -158,6 +170,11 @@ class Taken:
     entry: str
     """ID of the entry in the stream."""
     model: str
+
+    @property
+    def flow(self) -> str:
+        """Return the flow of the line."""
+        return flow_of(self.batch.key_id, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +196,17 @@ class Queue(Protocol):
     ) -> None:
         """Queue the lines of a batch. Idempotent: lines that are queued, run or are done stay so."""
 
-    async def take(self, free: Mapping[str, int], wait_s: float) -> Sequence[Taken]:
-        """Take lines under a lease of 30 s, at most so many for each model.
+    async def take(
+        self, free: Mapping[str, int], wait_s: float, routes: Mapping[str, str] = NO_ROUTES
+    ) -> Sequence[Taken]:
+        """Take lines under a lease of 30 s.
 
         Batches are chosen by deadline, then fairly by key. Lines whose lease ran out are taken again.
-        A model that is not in `free` gets at most `free["*"]`.
+
+        Args:
+            free: most lines of each route, and of all flows without a route together (`*`).
+            wait_s: longest wait for lines.
+            routes: the route of flows, which is in `free`.
         """
 
     async def renew(self, taken: Iterable[Taken]) -> set[Taken]:

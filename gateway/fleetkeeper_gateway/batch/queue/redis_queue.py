@@ -5,7 +5,7 @@
 1. Batches whose completion windows end in the same hour are a class. Three of four lines go to the
    class with the earliest deadlines that has waiting lines; the fourth goes to any class. So with K
    keys that wait, each of them gets at least a (4 * K)th of the model's lines, whatever deadlines the
-   others have.
+   others have. A key whose route has no room is passed over (`take`).
 2. In a class (or among all), the key that got the fewest lines there is next. A key that begins to
    wait starts just behind the one that got the fewest. A turn is at most 8 lines while others wait.
 3. Of the batches of that key, the one with the earliest deadline is next, and its lines in order.
@@ -28,7 +28,8 @@ from typing import TypeVar
 
 import structlog
 
-from fleetkeeper_gateway.batch.interfaces import Commit, QueueDown, Taken
+from fleetkeeper_gateway.batch import metrics as batch_metrics
+from fleetkeeper_gateway.batch.interfaces import NO_ROUTES, Commit, QueueDown, Taken
 from fleetkeeper_gateway.batch.model import BatchRecord, Counts, LineRef, Validated
 from fleetkeeper_gateway.batch.queue import scripts
 from fleetkeeper_gateway.batch.queue.link import Link
@@ -127,14 +128,18 @@ class RedisQueue:
             if added < 0 or added >= len(lines):
                 return
 
-    async def take(self, free: Mapping[str, int], wait_s: float) -> Sequence[Taken]:
-        """Take lines under leases, at most so many for each model.
+    async def take(
+        self, free: Mapping[str, int], wait_s: float, routes: Mapping[str, str] = NO_ROUTES
+    ) -> Sequence[Taken]:
+        """Take lines under leases, at most so many of each route.
 
         Without lines it waits for some, at most this time. If Redis cannot be asked, it waits as
         long before it raises QueueDown.
         """
-        named = [(model, most) for model, most in free.items() if model != "*"]
-        words = [value for pair in named for value in pair]
+        numbers = {route: number for number, route in enumerate(free, start=1)}
+        words: list[str | int] = [len(free), *free.values()]
+        for flow, route in routes.items():
+            words += (flow, numbers[route])
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
         if not self._link.up:
@@ -264,7 +269,13 @@ class RedisQueue:
             answer = await self._link.call(scripts.RECORD, name)
             if len(answer) < 2:
                 return None
-            found = self._records[name] = record_of(as_text(answer[1]))
+            try:
+                found = self._records[name] = record_of(as_text(answer[1]))
+            except (ValueError, TypeError):
+                # Another version wrote it. The leases of its lines run out, and it ends by its window.
+                batch_metrics.DEFECTS.labels("record").inc()
+                log.exception("the record of a batch in Redis cannot be read", batch=name)
+                return None
             if len(self._records) > RECORDS:
                 self._records.popitem(last=False)
         self._records.move_to_end(name)

@@ -1,4 +1,6 @@
-"""How many lines of a model may run at the same time. Pure: the caller brings the time.
+"""How many lines of a route may run at the same time. Pure: the caller brings the time.
+
+A route leads to one service, so a service that refuses lines slows down none for another service.
 
 A service says 429 or 503 when it takes no more, often with Retry-After. The number of lines grows
 until it does. Then it is halved, at most once for all the lines that were sent before the last
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ANY: Final = "*"
-"""Stands for every model that no line has run for."""
+"""Stands for all lines whose route is not known."""
 _FIRST: Final = 32
 """Lines at the start. A line may take minutes, so growth by answers alone would take too long."""
 _GROWTH_S: Final = 0.5
@@ -35,7 +37,7 @@ _FORGET_S: Final = 600.0
 
 @dataclass(slots=True)
 class Pace:
-    """The pace of one model."""
+    """The pace of one route."""
 
     most: int
     running: int = 0
@@ -178,40 +180,40 @@ class Slot:
 
 
 class Paces:
-    """The paces of all models, within the concurrency of the process."""
+    """The paces of all routes, within the concurrency of the process."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._paces: dict[str, Pace] = {}
 
-    def of(self, model: str) -> Pace:
-        """Return the pace of a model."""
-        return self._paces.setdefault(model, Pace(self._most))
+    def of(self, route: str) -> Pace:
+        """Return the pace of a route."""
+        return self._paces.setdefault(route, Pace(self._most))
 
     def all(self) -> Mapping[str, Pace]:
-        """Return the paces by model."""
+        """Return the paces by route."""
         return self._paces
 
     @property
     def running(self) -> int:
-        """Return the lines of all models that run."""
+        """Return the lines of all routes that run."""
         return sum(pace.running for pace in self._paces.values())
 
     def free(self, now: float) -> dict[str, int]:
-        """Return how many lines of each model may be taken, `*` for models without a pace.
+        """Return how many lines of each route may be taken, `*` for lines of all others.
 
-        What is free is divided among the models that run and one that may come. The rest follows at
+        What is free is divided among the routes that run and one that may come. The rest follows at
         once, with the next look, if it has lines. At least one is given to each, so the sum can
-        exceed what is free by the number of models; the caller lets these lines wait.
+        exceed what is free by the number of routes; the caller lets these lines wait.
         """
-        for model in [one for one, pace in self._paces.items() if self._is_idle(pace, now)]:
-            del self._paces[model]
+        for route in [one for one, pace in self._paces.items() if self._is_idle(pace, now)]:
+            del self._paces[route]
         left = self._most - self.running
         if left <= 0:
             return {}
         busy = sum(1 for pace in self._paces.values() if pace.running)
         share = max(1, left // (busy + 1))
-        found = {model: min(share, pace.free(now)) for model, pace in self._paces.items()}
+        found = {route: min(share, pace.free(now)) for route, pace in self._paces.items()}
         return {**found, ANY: min(share, _FIRST)}
 
     def wakes(self, now: float) -> float:

@@ -12,7 +12,14 @@ from typing import Final
 import structlog
 
 from fleetkeeper_gateway.batch import metrics
-from fleetkeeper_gateway.batch.interfaces import Batches, Queue, QueueDown, Sender, Taken
+from fleetkeeper_gateway.batch.interfaces import (
+    Batches,
+    Queue,
+    QueueDown,
+    Sender,
+    Taken,
+    flow_of,
+)
 from fleetkeeper_gateway.batch.model import Result
 from fleetkeeper_gateway.batch.workers.attempt import Attempts, GivenBack, broken
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
@@ -25,7 +32,7 @@ RENEWAL_S: Final = 10.0
 _WAIT_S: Final = 1.0
 """Longest wait for lines, or for a place for them."""
 _SHORT_WAIT_S: Final = 0.1
-"""The same while some models have a place and others may get one at any moment."""
+"""The same while some routes have a place and others may get one at any moment."""
 _LEAST_WAIT_S: Final = 0.02
 _DOWN_PAUSE_S: Final = 0.5
 _REST_S: Final = 1.0
@@ -50,6 +57,7 @@ class Worker:
         concurrency: int,
         drain_s: float,
         end_s: float,
+        route: Callable[[str, str], str] = flow_of,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Describe the worker; `run` works.
@@ -62,6 +70,8 @@ class Worker:
             concurrency: most lines that run at the same time.
             drain_s: time that lines have to end after `stop`.
             end_s: time that lines have to end after their batch was cancelled or expired.
+            route: names the service that answers lines of a key for a model, by whose answers they
+                are paced.
             monotonic: the time.
         """
         self._queue = queue
@@ -71,6 +81,9 @@ class Worker:
         self._monotonic = monotonic
         self._running = asyncio.Semaphore(concurrency)
         self.paces = Paces(concurrency)
+        self._route = route
+        self._routes: dict[str, str] = {}
+        """Of the flows that have a pace."""
         self._held: dict[Taken, asyncio.Task[None]] = {}
         """Lines under a lease, from their taking until their result is recorded."""
         self._slots: dict[Taken, Slot] = {}
@@ -114,8 +127,10 @@ class Worker:
                 await self._change_within(min(_WAIT_S, self.paces.wakes(now) - now))
                 continue
             is_partly_full = not all(free.values())
+            self._routes = {flow: one for flow, one in self._routes.items() if one in free}
+            wait_s = 0.0 if is_partly_full else _WAIT_S
             try:
-                taken = await self._queue.take(free, 0.0 if is_partly_full else _WAIT_S)
+                taken = await self._queue.take(free, wait_s, self._routes)
             except QueueDown as error:
                 metrics.QUEUE_FAILURES.labels("take").inc()
                 log.info("no lines can be taken", reason=str(error))
@@ -135,12 +150,23 @@ class Worker:
             if self._stopping.is_set():
                 resting.append(one)
             else:
-                slot = self._slots[one] = self.paces.of(one.model).slot(now)
+                slot = self._slots[one] = self.paces.of(self._route_of(one)).slot(now)
                 self._held[one] = asyncio.create_task(self._work(one, slot))
         if resting:
             await self._give_back(resting, attempt_counts=False)
         if len(resting) > len(started):
             await self._change_within(_REST_S)
+
+    def _route_of(self, taken: Taken) -> str:
+        """Return the route of a line, and keep it for its flow."""
+        try:
+            route = self._route(taken.batch.key_id, taken.model)
+        except Exception:
+            metrics.DEFECTS.labels("route").inc()
+            log.exception("the service of a line cannot be found", batch=taken.batch.id)
+            route = taken.flow
+        self._routes[taken.flow] = route
+        return route
 
     async def _change_within(self, seconds: float) -> None:
         try:
@@ -160,6 +186,7 @@ class Worker:
             metrics.LINES.labels("stopped").inc()
             outcome = GivenBack(attempt_counts=False)
         except Exception:
+            metrics.DEFECTS.labels("line").inc()
             log.exception("line failed", batch=taken.batch.id, line=taken.line.number)
             outcome = broken(taken)
         slot.end(self._monotonic())

@@ -19,8 +19,9 @@ DAY = 86_400
 async def test_lines_come_in_order_and_no_more_than_there_are_slots(world: World) -> None:
     queue = await world.queue()
     record = await world.submit(queue, 1203)
-    first = await queue.take({"tiny": 600}, GUARD_S)
-    second = await queue.take({"tiny": 1000}, GUARD_S)
+    routes = {"key-a/tiny": "route"}
+    first = await queue.take({"route": 600}, GUARD_S, routes)
+    second = await queue.take({"route": 1000}, GUARD_S, routes)
     assert numbers(first) == list(range(600))
     assert numbers(second) == list(range(600, 1203))
     assert [each.line for each in (*first, *second)] == lines_of(1203)
@@ -31,15 +32,17 @@ async def test_lines_come_in_order_and_no_more_than_there_are_slots(world: World
     assert await queue.take({"*": 10}, 0) == []
 
 
-async def test_each_model_has_its_own_slots(world: World) -> None:
+async def test_each_route_has_its_own_slots(world: World) -> None:
     queue = await world.queue()
     for model in ("one", "two", "three:b"):
         await world.submit(queue, 50, model=model)
-    taken = await queue.take({"one": 3, "two": 0, "*": 2}, 0)
+    routes = {f"key-a/{model}": model for model in ("one", "two", "four")}
+    rooms = {"one": 0, "two": 0, "four": 0}
+    taken = await queue.take({**rooms, "one": 3, "*": 2}, 0, routes)
     assert Counter(each.model for each in taken) == {"one": 3, "three:b": 2}
-    taken = await queue.take({"two": 7}, 0)
+    taken = await queue.take({**rooms, "two": 7}, 0, routes)
     assert Counter(each.model for each in taken) == {"two": 7}
-    assert not await queue.take({"four": 7, "one": 0}, 0)
+    assert not await queue.take({**rooms, "four": 7}, 0, routes)
 
 
 @pytest.mark.promise("batch-quotas")
@@ -54,7 +57,7 @@ async def test_many_small_batches_and_a_big_one_of_another_key_get_half_each(
         await world.submit(queue, 10, "key-a")
     got: Counter[str] = Counter()
     while got.total() < small * 10:
-        taken = await queue.take({"tiny": slots}, 0)
+        taken = await queue.take({"*": slots}, 0)
         got.update(each.batch.key_id for each in taken)
         await world.finish(queue, taken)
         difference = abs(got["key-a"] - got["key-b"])

@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -272,8 +272,8 @@ async def test_a_key_at_its_limit_does_not_stop_the_others(
         record = await running.batch(50, 2)
         await running.done(record)
         assert await queue.outstanding(slow) == 50
-        pace = running.worker.paces.of("m")
-        assert pace.limit == 32.0, "the service refused nothing"
+        paces = running.worker.paces.all().values()
+        assert {pace.limit for pace in paces} == {32.0}, "the service refused nothing"
         assert len(running.sender.sent) <= 50 + 33
 
 
@@ -294,6 +294,63 @@ async def test_a_service_that_answers_as_the_gateway_does_rests_no_key(
         await until("it was refused", lambda: queue.given_back != [])
         assert queue.given_back[0] == (0, False)
         assert running.worker._rests == {}
+
+
+@pytest.mark.parametrize("route", [None, lambda key, _model: f"service of {key}"])
+async def test_a_service_that_refuses_slows_down_no_service_of_the_same_model_name(
+    storage: Storage,
+    queue: MemoryQueue,
+    sender: ScriptedSender,
+    route: Callable[[str, str], str] | None,
+) -> None:
+    """Two tenants may give their models one name. One of the services is suspended."""
+
+    class ByKey(ScriptedSender):
+        async def send(self, key_id: str, endpoint: str, body: bytes) -> Answer:
+            answer = await super().send(key_id, endpoint, body)
+            return Answer(503, b"", "r", 300.0) if key_id == "suspended" else answer
+
+    sender = ByKey()
+    async with working(storage, queue, sender) as running:
+        if route is not None:
+            running.worker._route = route
+        slow = await running.batch(500, 1, key_id="suspended")
+        await until("it was refused", lambda: bool(queue.given_back))
+        record = await running.batch(500, 2)
+        await running.done(record)
+        assert await queue.outstanding(slow) == 500
+        assert len(sender.sent) <= 500 + 33, "a route that rests is not asked for lines"
+        (refused,) = [pace for name, pace in running.worker.paces.all().items() if "susp" in name]
+        assert refused.limit < 32.0
+
+
+async def test_keys_of_one_service_share_its_pace(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    async with working(storage, queue, sender) as running:
+        running.worker._route = lambda _key, _model: "the service"
+        for number, key in enumerate(("key-1", "key-2")):
+            await running.done(await running.batch(20, number, key_id=key))
+        assert set(running.worker.paces.all()) == {"the service"}
+
+
+async def test_a_route_that_cannot_be_found_for_one_key_stops_no_other(
+    storage: Storage, queue: MemoryQueue, sender: ScriptedSender
+) -> None:
+    defects = metrics.DEFECTS.labels("route")._value
+    before = defects.get()
+
+    def route(key_id: str, _model: str) -> str:
+        if key_id == "bad":
+            raise ValueError("a defect")
+        return "service"
+
+    async with working(storage, queue, sender) as running:
+        running.worker._route = route
+        for number, key in enumerate(("bad", "good")):
+            await running.done(await running.batch(3, number, key_id=key))
+        assert set(running.worker.paces.all()) == {"bad/m", "service"}
+    assert defects.get() > before
 
 
 async def test_a_key_rests_for_a_bounded_time(

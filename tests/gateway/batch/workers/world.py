@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from fleetkeeper_gateway.batch.interfaces import (
+    NO_ROUTES,
     Answer,
     Commit,
     QueueDown,
     StorageError,
     Taken,
+    flow_of,
 )
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
@@ -185,10 +187,12 @@ class MemoryQueue:
         self.batches.setdefault(record.id, batch)
         self.changed.set()
 
-    async def take(self, free: Mapping[str, int], wait_s: float) -> Sequence[Taken]:
+    async def take(
+        self, free: Mapping[str, int], wait_s: float, routes: Mapping[str, str] = NO_ROUTES
+    ) -> Sequence[Taken]:
         self._check()
         self.takes.append(dict(free))
-        found = self._take(free)
+        found = self._take(free, routes)
         if found or not wait_s:
             return found
         self.changed.clear()
@@ -197,9 +201,9 @@ class MemoryQueue:
                 await self.changed.wait()
         except TimeoutError:
             return []
-        return self._take(free)
+        return self._take(free, routes)
 
-    def _take(self, free: Mapping[str, int]) -> list[Taken]:
+    def _take(self, free: Mapping[str, int], routes: Mapping[str, str]) -> list[Taken]:
         """Take lines of all batches in turn."""
         found: list[Taken] = []
         left = dict(free)
@@ -207,7 +211,7 @@ class MemoryQueue:
         while len(found) > before:
             before = len(found)
             for batch in self.batches.values():
-                name = batch.model if batch.model in left else "*"
+                name = routes.get(flow_of(batch.record.key_id, batch.model), "*")
                 if batch.waiting and left.get(name, 0) > 0:
                     left[name] -= 1
                     found.append(self._lease(batch))

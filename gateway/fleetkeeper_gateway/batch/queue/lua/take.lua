@@ -1,13 +1,26 @@
 -- Takes lines under leases.
--- ARGV: 3 consumer; 4 age of a new lease in ms (0; tests turn their clock by it); 5 most lines of each
---       model that is not named; then pairs: model, most lines.
+-- ARGV: 3 consumer; 4 age of a new lease in ms (0; tests turn their clock by it); 5 most lines of all flows
+--       (KEY/MODEL) that are not named; 6 number of routes; the most lines of each; then pairs: flow, route.
 -- Returns: tick, number of the epoch, and for each turn: ID, model, then entry, line, offset, length, attempt, number of lines.
 --
 -- Three of four lines go to the earliest class of deadlines that waits, one to any. In a class, the key
 -- that got the fewest lines is next; of its batches, the one with the earliest deadline.
 local TURN = 8  -- Lines of one turn, if other keys wait.
+local PAGE = 16  -- Keys of one look for one with room.
 local MAX_ATTEMPT = 999
-local consumer, age = ARGV[3], ARGV[4]
+local consumer, age, others = ARGV[3], ARGV[4], tonumber(ARGV[5])
+local rooms, routes, models, seen = {}, {}, {}, {}
+for index = 1, tonumber(ARGV[6]) do
+  rooms[index] = tonumber(ARGV[6 + index])
+end
+for index = 7 + #rooms, #ARGV, 2 do
+  routes[ARGV[index]] = tonumber(ARGV[index + 1])
+  local model = string.match(ARGV[index], '^[^/]*/(.*)$')
+  if not seen[model] then
+    seen[model] = true
+    models[#models + 1] = model
+  end
+end
 -- First, so that a server that is full refuses before anything is taken.
 local answer = { tick(), tonumber(ARGV[1]) }
 
@@ -27,17 +40,62 @@ local function lease(id, model, entries)
   answer[#answer + 1] = block
 end
 
-local function take_turn(model, most)
-  local way, class = 'due', redis.call('ZRANGE', classes_key(model), 0, 0)[1]
-  if not class then
-    return nil
+local function room_of(owner, model)
+  local route = routes[owner .. '/' .. model]
+  return route and rooms[route] or others
+end
+
+local function use_room(owner, model, lines)
+  local route = routes[owner .. '/' .. model]
+  if route then
+    rooms[route] = rooms[route] - lines
+  else
+    others = others - lines
+  end
+end
+
+local function next_owner(class, model)
+  local start, page = 0, nil
+  repeat
+    page = redis.call('ZRANGE', turns_key(class, model), start, start + PAGE - 1)
+    for _, owner in ipairs(page) do
+      if room_of(owner, model) > 0 then
+        return owner
+      end
+    end
+    start = start + PAGE
+  until #page < PAGE
+end
+
+-- Returns the share that pays, the class and the key whose turn it is; nothing if none has room.
+local function choose(model)
+  local classes = redis.call('ZRANGE', classes_key(model), 0, -1)
+  if not classes[1] then
+    return
+  end
+  local any = next_owner(ANY, model)
+  if not any then
+    return
   end
   local shares = redis.call('HMGET', shares_key(model), 'due', 'any')
   if tonumber(shares[2] or 0) * 3 < tonumber(shares[1] or 0) then
-    way, class = 'any', ANY
+    return 'any', ANY, any
   end
-  local owner = redis.call('ZRANGE', turns_key(class, model), 0, 0)[1]
+  for _, class in ipairs(classes) do
+    local owner = next_owner(class, model)
+    if owner then
+      return 'due', class, owner
+    end
+  end
+end
+
+local function take_turn(model)
+  local way, class, owner = choose(model)
+  if not way then
+    return false
+  end
   local id = redis.call('ZRANGE', batches_key(class, model, owner), 0, 0)[1]
+  local most = room_of(owner, model)
   if redis.call('ZCARD', turns_key(ANY, model)) > 1 then
     most = math.min(most, TURN)
   end
@@ -51,32 +109,20 @@ local function take_turn(model, most)
       redis.call('ZINCRBY', turns_key(each, model), #entries, owner)
     end
   end
+  use_room(owner, model, #entries)
   if #entries < most then
     unschedule(id)
   end
-  return #entries
+  return true
 end
 
-local function take(model, most)
-  while most > 0 do
-    local taken = take_turn(model, most)
-    if not taken then
-      return
-    end
-    most = most - taken
+for _, model in ipairs(redis.call('SMEMBERS', PREFIX .. 'models')) do
+  if not seen[model] then
+    models[#models + 1] = model
   end
 end
-
-local named, others = {}, tonumber(ARGV[5])
-for index = 6, #ARGV, 2 do
-  named[ARGV[index]] = true
-  take(ARGV[index], tonumber(ARGV[index + 1]))
-end
-if others > 0 then
-  for _, model in ipairs(redis.call('SMEMBERS', PREFIX .. 'models')) do
-    if not named[model] then
-      take(model, others)
-    end
+for _, model in ipairs(models) do
+  while take_turn(model) do
   end
 end
 return answer
