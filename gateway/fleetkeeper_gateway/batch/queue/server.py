@@ -27,13 +27,20 @@ async def run_id_of(pipe: Pipe, call_s: float) -> str:
     """Return the run_id of the server.
 
     Raises:
-        Unfit: the server is a copy of another one.
+        Unfit: the server is a copy of another one, or drops keys when it is full.
     """
     server = _fields(await pipe.command(b"INFO", b"server", budget_s=call_s))
     replication = _fields(await pipe.command(b"INFO", b"replication", budget_s=call_s))
     if replication.get("role") != "master":
         raise Unfit(
             f"the server's role is {replication.get('role')}; BATCH_REDIS_URL must lead to the primary"
+        )
+    memory = _fields(await pipe.command(b"INFO", b"memory", budget_s=call_s))
+    policy = memory.get("maxmemory_policy", "")
+    if policy.startswith("allkeys-") and memory.get("maxmemory") != "0":
+        raise Unfit(
+            f"the server's maxmemory-policy is {policy}, so it drops lines when it is full; "
+            "set it to noeviction"
         )
     return server["run_id"]
 

@@ -7,6 +7,9 @@ if redis.call('EXISTS', key_of(id, 'meta')) == 0 then
   if first > 0 then
     return { told, -1 }
   end
+  if redis.call('EXISTS', key_of(id, 'lines'), key_of(id, 'done')) > 0 then
+    return lost()
+  end
   create_batch(id, ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9])
 end
 local added = tonumber(redis.call('HGET', key_of(id, 'meta'), 'added') or 0)

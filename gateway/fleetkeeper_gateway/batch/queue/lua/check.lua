@@ -7,7 +7,8 @@ redis.call('PEXPIRE', KEYS[2], ARGV[4])
 
 local function sweep(id)
   local lines = key_of(id, 'lines')
-  if redis.call('EXISTS', lines) == 0 or redis.call('XPENDING', lines, GROUP)[1] == 0 then
+  assert_known(is_whole(id))
+  if redis.call('XPENDING', lines, GROUP)[1] == 0 then
     redis.call('SREM', PREFIX .. 'running', id)
     return
   end
@@ -20,7 +21,10 @@ local function sweep(id)
   until #found < PAGE
 end
 
-for _, id in ipairs(redis.call('SMEMBERS', PREFIX .. 'running')) do
-  sweep(id)
-end
-return { tick(), redis.call('SCARD', PREFIX .. 'models') }
+local answer = { 0, 0 }
+return or_lost(function()
+  for _, id in ipairs(redis.call('SMEMBERS', PREFIX .. 'running')) do
+    sweep(id)
+  end
+  answer[1], answer[2] = tick(), redis.call('SCARD', PREFIX .. 'models')
+end, answer)

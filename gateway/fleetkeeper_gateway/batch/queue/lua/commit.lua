@@ -29,10 +29,12 @@ local function record(entry, lease, line, value, counter)
   return 'counted'
 end
 
-for index = 4, #ARGV, 5 do
-  answer[#answer + 1] = record(ARGV[index], ARGV[index + 1], ARGV[index + 2], ARGV[index + 3], ARGV[index + 4])
-end
-if answer[1] == 1 then
-  answer[1] = tick()
-end
-return answer
+return or_lost(function()
+  assert_known(is_whole(id) == known and (known or redis.call('EXISTS', key_of(id, 'lines')) == 0))
+  for index = 4, #ARGV, 5 do
+    answer[#answer + 1] = record(ARGV[index], ARGV[index + 1], ARGV[index + 2], ARGV[index + 3], ARGV[index + 4])
+  end
+  if answer[1] == 1 then
+    answer[1] = tick()
+  end
+end, answer)

@@ -35,9 +35,53 @@ local function shares_key(model)
   return PREFIX .. 'shares:' .. model
 end
 
+-- A key that the server dropped by itself (an eviction, a DEL by hand) must not stop the lines of all.
+-- Nothing but the store knows what it held. So the epoch ends, and the queue is rebuilt from the store.
+local LOST = 'a key of the queue is gone'
+
+local function assert_known(holds)
+  if not holds then
+    error(LOST, 0)
+  end
+end
+
+local function lost()
+  redis.call('DEL', KEYS[1])
+  return { -1, LOST }
+end
+
+-- Returns the answer of a script, or a refusal if it found that a key is gone.
+local function or_lost(work, answer)
+  local done, problem = pcall(work)
+  if done then
+    return answer
+  end
+  if problem ~= LOST then
+    error(problem, 0)
+  end
+  return lost()
+end
+
+-- A batch has both keys from its first to its last line.
+local function is_whole(id)
+  return redis.call('EXISTS', key_of(id, 'meta'), key_of(id, 'lines')) == 2
+end
+
 local function place_of(id)
   local found = redis.call('HMGET', key_of(id, 'meta'), 'model', 'owner', 'class', 'expires')
   return { model = found[1], owner = found[2], class = found[3], expires = found[4] }
+end
+
+local function is_scheduled(id)
+  local place = place_of(id)
+  for _, class in ipairs({ place.class, ANY }) do
+    if not redis.call('ZSCORE', batches_key(class, place.model, place.owner), id)
+      or not redis.call('ZSCORE', turns_key(class, place.model), place.owner) then
+      return false
+    end
+  end
+  return redis.call('ZSCORE', classes_key(place.model), place.class)
+    and redis.call('SISMEMBER', PREFIX .. 'models', place.model) == 1
 end
 
 -- Lets a batch wait in its class of deadlines, and among all. A key that did not wait begins one line

@@ -71,10 +71,12 @@ end
 local function choose(model)
   local classes = redis.call('ZRANGE', classes_key(model), 0, -1)
   if not classes[1] then
+    assert_known(redis.call('SISMEMBER', PREFIX .. 'models', model) == 0)
     return
   end
   local any = next_owner(ANY, model)
   if not any then
+    assert_known(redis.call('EXISTS', turns_key(ANY, model)) == 1)
     return
   end
   local shares = redis.call('HMGET', shares_key(model), 'due', 'any')
@@ -86,7 +88,9 @@ local function choose(model)
     if owner then
       return 'due', class, owner
     end
+    assert_known(redis.call('EXISTS', turns_key(class, model)) == 1)
   end
+  assert_known(false)  -- A key that waits among all waits in a class.
 end
 
 local function take_turn(model)
@@ -95,6 +99,7 @@ local function take_turn(model)
     return false
   end
   local id = redis.call('ZRANGE', batches_key(class, model, owner), 0, 0)[1]
+  assert_known(id and is_whole(id))
   local most = room_of(owner, model)
   if redis.call('ZCARD', turns_key(ANY, model)) > 1 then
     most = math.min(most, TURN)
@@ -116,13 +121,17 @@ local function take_turn(model)
   return true
 end
 
-for _, model in ipairs(redis.call('SMEMBERS', PREFIX .. 'models')) do
-  if not seen[model] then
-    models[#models + 1] = model
+local function take_all()
+  assert_known(redis.call('EXISTS', PREFIX .. 'fence') == 1)
+  for _, model in ipairs(redis.call('SMEMBERS', PREFIX .. 'models')) do
+    if not seen[model] then
+      models[#models + 1] = model
+    end
+  end
+  for _, model in ipairs(models) do
+    while take_turn(model) do
+    end
   end
 end
-for _, model in ipairs(models) do
-  while take_turn(model) do
-  end
-end
-return answer
+
+return or_lost(take_all, answer)
