@@ -105,7 +105,9 @@ def reader(engine: RunningEngine) -> Any:
 def test_the_control_port_tells_what_each_attempt_took(reader: Reader) -> None:
     """The supervisor's own requests are unattributed, and the sums are vLLM's counters."""
     before = len(reader.pages()[0])
-    told = {attempt: reader.complete(attempt, 7) for attempt in ("port-attempt-1", "port-attempt-2")}
+    told = {
+        attempt: reader.complete(attempt, 7) for attempt in ("port-attempt-1", "port-attempt-2")
+    }
     reader.engine.complete(5)
     reader.engine.wait_for(reader.is_complete, "equal sums", 60)
     entries, page = reader.pages()

@@ -14,13 +14,12 @@ import structlog
 from fleetkeeper_gateway.audit import create_audit_log
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.api import ApiParts
-from fleetkeeper_gateway.batch.interfaces import flow_of
 from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue, create_queue
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage
 from fleetkeeper_gateway.batch.validation.validator import Validator
-from fleetkeeper_gateway.batch.workers.backlog import BacklogReport, chosen
+from fleetkeeper_gateway.batch.workers.backlog import BacklogReport, route_by
 from fleetkeeper_gateway.batch.workers.clock import Clock
 from fleetkeeper_gateway.batch.workers.finalize import Finalizer
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
@@ -110,10 +109,6 @@ async def create_parts(settings: AllSettings) -> AsyncIterator[BatchParts]:
         def created(_record: BatchRecord) -> None:
             lifecycle.wake()
 
-        def route(key_id: str, model: str) -> str:
-            place = services and chosen(services, keys, key_id, model, clock())
-            return f"service {'/'.join(place)}" if place else flow_of(key_id, model)
-
         worker = Worker(
             queue,
             batches,
@@ -122,7 +117,7 @@ async def create_parts(settings: AllSettings) -> AsyncIterator[BatchParts]:
             concurrency=batch.batch_concurrency,
             drain_s=batch.batch_drain_seconds,
             end_s=batch.batch_end_seconds,
-            route=route,
+            route=route_by(services, keys, clock),
         )
         api = ApiParts(
             keys=keys,

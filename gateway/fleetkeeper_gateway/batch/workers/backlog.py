@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from fleetkeeper_gateway.batch import metrics
+from fleetkeeper_gateway.batch.interfaces import flow_of
 from fleetkeeper_gateway.batch.metrics import Backlog, Due
 from fleetkeeper_gateway.batch.workers.steps import Known
 from fleetkeeper_gateway.http.errors import Refusal
@@ -63,6 +64,21 @@ def chosen(
     except (KeyRefused, Refusal):
         return None
     return service.namespace, service.name
+
+
+def route_by(
+    services: Services | None, keys: Keys, wall: Callable[[], float]
+) -> Callable[[str, str], str]:
+    """Return what names the route of a line, by its key and model.
+
+    It is the service that the gateway chooses, or the flow where that is not known.
+    """
+
+    def route(key_id: str, model: str) -> str:
+        place = None if services is None else chosen(services, keys, key_id, model, wall())
+        return flow_of(key_id, model) if place is None else f"service {'/'.join(place)}"
+
+    return route
 
 
 def _left(known: Known) -> Due | None:

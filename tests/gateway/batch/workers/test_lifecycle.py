@@ -26,7 +26,7 @@ from fleetkeeper_gateway.batch.model import (
 from fleetkeeper_gateway.batch.storage import Storage
 from fleetkeeper_gateway.batch.workers import lifecycle as module
 from fleetkeeper_gateway.batch.workers import steps
-from fleetkeeper_gateway.batch.workers.backlog import BacklogReport
+from fleetkeeper_gateway.batch.workers.backlog import BacklogReport, route_by
 from fleetkeeper_gateway.batch.workers.clock import Clock
 from fleetkeeper_gateway.batch.workers.finalize import Finalizer
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
@@ -621,6 +621,25 @@ def test_what_is_left_is_shown_by_the_service_that_the_gateway_chooses() -> None
     services.synced = False
     report([known(1, 40, NOW + 100)])
     assert series(backlog) == {}
+
+
+def test_a_route_is_the_service_that_the_gateway_chooses_or_the_flow() -> None:
+    """Models of two services may have one name; it says nothing about where a line goes."""
+    services = MemoryServices()
+    services.set(service(), service(namespace="other"))
+    keys = NamedKeys(
+        Key(KEY, "k", frozenset({"team"})),
+        Key("key-2", "k", frozenset({"other"})),
+        Key("key-3", "k", frozenset({"x"})),
+    )
+    route = route_by(services, keys, lambda: NOW)  # type: ignore[arg-type]
+    assert route(KEY, "m") == "service team/chat"
+    assert route("key-2", "m") == "service other/chat"
+    assert route("key-3", "m") == "key-3/m"
+    services.synced = False
+    assert route(KEY, "m") == f"{KEY}/m"
+    alone = route_by(None, keys, lambda: NOW)  # type: ignore[arg-type]
+    assert alone(KEY, "m") == f"{KEY}/m"
 
 
 def test_a_batch_whose_service_cannot_be_found_hides_no_other() -> None:
