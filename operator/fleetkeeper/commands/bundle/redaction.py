@@ -1,17 +1,20 @@
 """Redaction of what a support bundle contains. Every byte of a bundle passes here.
 
 Better too much than too little: a long name may be redacted, a secret must not stay. The rules for
-objects use the structure (env, arguments, names of keys); those for text recognize forms.
+objects use the structure (env, arguments, names of keys): a sensitive name hides all that is below
+it. Those for text recognize forms; a value in brackets is hidden up to the bracket that closes it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import yaml
+
+from fleetkeeper.commands.bundle.brackets import value_end
 
 REDACTED: Final = "[redacted]"
 
@@ -31,15 +34,34 @@ DROPPED: Final = frozenset({"managedFields", "binaryData", "stringData"})
 """Fields that are left out: of no use, or binary."""
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 PLAIN_HASHES: Final = frozenset({"fleetkeeper.io/template-hash", "pod-template-hash"})
+REFERENCES: Final = frozenset(
+    {"imagePullSecrets", "secret", "secretRef", "secrets", "serviceAccountToken", "tokenSecret"}
+)
+"""Fields of Kubernetes and of Fleetkeeper that name Secrets, by objects, and hold none."""
+_REFERENCE_KEYS: Final = frozenset(
+    {
+        *("audience", "defaultMode", "expirationSeconds", "items", "key", "mode", "name"),
+        *("namespace", "optional", "path", "secretName"),
+    }
+)
 
 _WORDS: Final = (
-    r"tokens?[_-]?value|token|passwords?|passwd|passphrase|pwd|secret|api[_-]?keys?|credentials?"
-    r"|authorization|bearer|cookie|[_.-]key|(?:access|private|account|signing)key|auth"
+    r"tokens?[_-]?value|token|passwords?|passwd|passphrase|pwd|(?<!by)(?<!com)pass|(?<![a-z])pw"
+    r"|secrets?|api[_ -]?keys?|credentials?|authorization|bearer|cookies?|[_.-]key"
+    r"|(?:access|private|account|signing)key|auth"
 )
 _SENSITIVE_NAME: Final = re.compile(rf"(?:{_WORDS})$", re.IGNORECASE)
 _SENSITIVE_FLAG: Final = re.compile(rf"^-{{1,2}}[\w.-]*?(?:{_WORDS}|key)$", re.IGNORECASE)
+_BRACKETED: Final = re.compile(
+    rf"(?:(?:{_WORDS})\\*[\"']?[ \t]{{0,8}}(?::=|[:=])[ \t]{{0,8}}"
+    rf"|(?:{_WORDS})\\*[\"'][ \t]{{0,8}},[ \t]{{0,8}}"
+    rf"|(?<![\w-])--?[\w.-]{{0,60}}(?:{_WORDS}|-key)[ \t]+)"
+    r"(?:[A-Za-z_][\w.]{0,63})?(?=[\[({])",
+    re.IGNORECASE,
+)
+"""A name with its separator, before a value in brackets. A type, as in SecretStr('x'), may stand between."""
 _VALUE: Final = (
-    r"(?:\[[^\]\n]{0,4096}\]?"  # a list, as vLLM logs its arguments
+    rf"(?:{re.escape(REDACTED)}"
     r"|\\+[\"'][^\n]{0,4096}?\\+[\"']"  # a quoted value in a JSON string
     r'|"(?:[^"\\\n]|\\.)*"?'
     r"|'(?:[^'\\\n]|\\.)*'?"
@@ -101,6 +123,24 @@ _RULES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
         ),
         rf"\1\2{REDACTED}",
     ),
+    # A pair of Python, as of headers.
+    (
+        re.compile(
+            rf"((?:{_WORDS})\\*[\"'][ \t]{{0,8}},[ \t]{{0,8}})(?=b?\\*[\"']){_VALUE}",
+            re.IGNORECASE,
+        ),
+        rf"\1{REDACTED}",
+    ),
+    # The commands of SMTP and Redis.
+    (re.compile(r"\b(AUTH)[ \t]+[^\n\"']+"), rf"\1 {REDACTED}"),
+    # Incorrect API key provided: value
+    (
+        re.compile(
+            rf"((?:{_WORDS})(?:[ \t]+(?:given|is|provided|received|sent|used|was)){{1,3}}[ \t]*:[ \t]*){_VALUE}",
+            re.IGNORECASE,
+        ),
+        rf"\1{REDACTED}",
+    ),
     # NAME_TOKEN=value, "password": "value"
     (
         re.compile(
@@ -120,9 +160,18 @@ _RULES: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 def redact_text(text: str) -> str:
     """Return the text without what looks like a credential."""
+    text = _without_bracketed(text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text
+
+
+def _without_bracketed(text: str) -> str:
+    parts, end = [], 0
+    while found := _BRACKETED.search(text, end):
+        parts += [text[end : found.end()], REDACTED]
+        end = value_end(text, found.end())
+    return "".join([*parts, text[end:]])
 
 
 def redact(value: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
@@ -130,16 +179,16 @@ def redact(value: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
 
     `name` is the key under which the part stands.
     """
+    if value is None or isinstance(value, bool):
+        return value
+    if _SENSITIVE_NAME.search(name):
+        return REDACTED
     if isinstance(value, Mapping):
         return _mapping(value, name)
     if isinstance(value, list | tuple):
         if name in {"args", "command"}:
             return _arguments([str(item) for item in value])
-        return [_entry(item, name) for item in value]
-    if value is None or isinstance(value, bool):
-        return value
-    if _SENSITIVE_NAME.search(name):
-        return REDACTED
+        return _list(value, name)
     return _string(value, name) if isinstance(value, str) else value
 
 
@@ -152,8 +201,10 @@ def _mapping(value: Mapping[str, Any], name: str) -> dict[str, Any]:
             found[key] = REDACTED
         elif key in PLAIN_HASHES and re.fullmatch(r"[0-9a-z]{1,64}", str(item)):
             found[key] = item
-        elif _names_secret(name, str(key)):
-            found[key] = redact_text(str(item))
+        elif key in REFERENCES and isinstance(item, Mapping | list):
+            found[key] = _reference(item)
+        elif _names_secret(name, str(key)) and isinstance(item, str):
+            found[key] = redact_text(item)
         else:
             found[key] = redact(item, str(key))
     return found
@@ -161,9 +212,32 @@ def _mapping(value: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _names_secret(name: str, key: str) -> bool:
     """Return True if the value is the name of a Secret or of a key in it."""
-    if key == "credentialsSecret" or name == "tokenSecret":
-        return True
-    return key in {"key", "name"} and name.endswith("Ref")
+    return key == "credentialsSecret" or (key in {"key", "name"} and name.endswith("Ref"))
+
+
+def _reference(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return what names a Secret and its keys, without anything else."""
+    if isinstance(value, list):
+        return [_reference(item) for item in value]
+    if not isinstance(value, Mapping):
+        return REDACTED
+    return {key: _kept(item) if key in _REFERENCE_KEYS else REDACTED for key, item in value.items()}
+
+
+def _kept(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    if isinstance(value, str):
+        return redact_text(value)
+    return _reference(value) if isinstance(value, Mapping | list) else value
+
+
+def _list(items: Sequence[Any], name: str) -> list[Any]:
+    """Redact a list. One of a sensitive name and a string is a pair, as of headers."""
+    if len(items) == 2 and all(isinstance(item, str) for item in items):
+        first, second = items
+        if _SENSITIVE_NAME.search(first):
+            return [first, REDACTED]
+        return [_string(first, name), _string(second, name)]
+    return [_entry(item, name) for item in items]
 
 
 def _entry(item: Any, name: str) -> Any:  # noqa: ANN401 - any JSON
