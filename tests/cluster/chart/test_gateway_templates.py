@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
 from typing import cast
 
 import pytest
+import redis
 import yaml
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -14,6 +20,7 @@ from fleetkeeper_gateway.http.admin import admin_application
 from fleetkeeper_gateway.http.settings import ServeSettings
 from fleetkeeper_gateway.usage.app import UsageApp
 from fleetkeeper_gateway.usage.store import UsageStore
+from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.gateway_chart import (
     NAME,
     REDIS,
@@ -28,6 +35,7 @@ from tests.support.gateway_chart import (
 )
 from tests.support.helm_chart import NAMESPACE, HelmError, only, rendered
 from tests.support.pod_security import violations_of_restricted
+from tests.support.redis_server import ensure_redis
 
 
 def test_without_the_gateway_nothing_of_it_is_rendered() -> None:
@@ -193,16 +201,52 @@ def test_redis_of_the_user_is_reached_with_its_secrets(process: str) -> None:
 def test_the_small_redis_has_a_bound_and_a_password() -> None:
     objects = gateway_objects("small-redis")
     (container,) = pod_of(objects, REDIS)["spec"]["containers"]
-    options = dict(zip(container["args"][::2], container["args"][1::2], strict=True))
+    server, *arguments = container["args"]
+    assert server == "redis-server"
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
     assert options["--maxmemory-policy"] == "noeviction"
     assert options["--appendfsync"] == "everysec"
-    assert options["--requirepass"] == "$(REDIS_PASSWORD)"
     (variable,) = container["env"]
     assert variable["valueFrom"]["secretKeyRef"] == {"name": "redis-login", "key": "password"}
     address = f"{REDIS}.{NAMESPACE}.svc:6379"
     assert environment(objects)["REDIS_URL"] == f"redis://{address}/0"
     (port,) = only(objects, "Service", REDIS)["spec"]["ports"]
     assert port["port"] == 6379
+
+
+@pytest.mark.parametrize("password", ["canary", r"""two words "and\more' $HOME `id` %s #x"""])
+def test_the_password_of_the_small_redis_is_in_no_list_of_processes(
+    tmp_path: Path, password: str
+) -> None:
+    """The command of the chart with a real server: it asks for the password, and hides it."""
+    ensure_redis()
+    (container,) = pod_of(gateway_objects("small-redis"), REDIS)["spec"]["containers"]
+    server, *arguments = container["args"]
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    (port,) = free_ports(1)
+    given |= {"--dir": str(tmp_path), "--bind": "127.0.0.1", "--port": str(port)}
+    words = [word for pair in given.items() for word in pair]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(
+            [*container["command"], server, *words],
+            env={**os.environ, "REDIS_PASSWORD": f"{password}\n"},
+            stdout=log,
+            stderr=log,
+        ) as process,
+    ):
+        try:
+            guard = Retry(ConstantBackoff(0.05), 2000)
+            client = redis.Redis(port=port, password=password, retry=guard)
+            assert client.ping()
+            with pytest.raises(redis.AuthenticationError):
+                redis.Redis(port=port).ping()
+            shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            assert shown.startswith(b"redis-server")
+            assert password.encode() not in shown
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
 
 
 def test_usage_is_kept_in_a_volume_that_outlives_the_release() -> None:
