@@ -36,6 +36,7 @@ RESERVED_OPTIONS = frozenset(
         "tensor-parallel-size",
         # loads code, opens files, binds or calls addresses, or would disable the memory cap
         "allowed-local-media-path",
+        "allowed-media-domains",
         "api-key",
         "chat-template",
         "collective-rpc",

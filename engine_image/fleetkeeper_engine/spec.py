@@ -54,6 +54,7 @@ ModelLocation = Annotated[
     ),
 ]
 OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,62}$")]
+MediaDomain = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,252}$")]
 OptionValue = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9._/:@][A-Za-z0-9._/:@-]{0,252}$")
 ]
@@ -163,6 +164,11 @@ class Engine(_Section):
     )
     profile: Profile | None = Field(
         default=None, description="Absent if the engine profile sets no arguments."
+    )
+    media_domains: tuple[MediaDomain, ...] = Field(
+        default=(),
+        max_length=32,
+        description="Hosts from which requests may have the engine fetch images, audio and video. Empty: none.",
     )
 
     @model_validator(mode="after")

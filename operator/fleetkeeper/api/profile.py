@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from fleetkeeper.api.base import FreeForm, Quantity, Section, StringMap, frozen_map
+from fleetkeeper.api.base import DNS_SUBDOMAIN, FreeForm, Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.environment import allows
 from fleetkeeper.api.extra_arguments import extra_argument_errors, options_of
 from fleetkeeper.api.object_storage import ObjectStorage
@@ -45,6 +45,9 @@ EnvironmentName = Annotated[
     str, Field(min_length=1, max_length=128, pattern=r"^[A-Z_][A-Z0-9_]*\*?$")
 ]
 OptionName = Annotated[str, Field(min_length=2, max_length=63, pattern=r"^[a-z][a-z0-9-]*$")]
+MediaDomain = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+MEDIA_OPTION = "allowed-media-domains"
+"""The option of vLLM that `mediaDomains` sets."""
 ExtraArgument = Annotated[str, Field(max_length=MAX_LENGTH, pattern=r"^--[a-z]")]
 PodTemplate = Annotated[Mapping[str, Any], AfterValidator(in_stored_form), FreeForm()]
 
@@ -142,6 +145,11 @@ class EngineProfile(Section):
         max_length=32,
         description="Address ranges to which engine pods may connect, in addition to DNS.",
     )
+    media_domains: tuple[MediaDomain, ...] = Field(
+        (),
+        max_length=32,
+        description="Hosts from which clients may have engines fetch images, audio and video, by the addresses in chat messages, for example images.example.com. Absent: none; media in the request itself (data: URLs) are always allowed. Engines reach the hosts only if `egress` contains their addresses. The engine image must be at least as new as this field.",
+    )
     tracing: Tracing | None = Field(
         None,
         description="OpenTelemetry spans of requests. Absent: none. Services cannot change it.",
@@ -182,6 +190,10 @@ class EngineProfile(Section):
         if self.tracing is not None and TRACES_OPTION in options_of(self.extra_arguments):
             raise ValueError(
                 f"profile {self.name!r}: tracing sets --{TRACES_OPTION}; remove it from extraArguments"
+            )
+        if self.media_domains and MEDIA_OPTION in options_of(self.extra_arguments):
+            raise ValueError(
+                f"profile {self.name!r}: mediaDomains sets --{MEDIA_OPTION}; remove it from extraArguments"
             )
         if errors := self._pod_template_errors():
             raise ValueError(f"profile {self.name!r}: {'; '.join(errors)}")

@@ -257,6 +257,16 @@ def test_tracing_and_its_option_of_vllm_exclude_one_another() -> None:
         profile(tracing=tracing, extraArguments=["--otlp_traces_endpoint=http://c.obs:4317"])
 
 
+def test_hosts_of_media_are_names_and_are_set_once() -> None:
+    hosts = ["images.example.com", "registry"]
+    assert profile(mediaDomains=hosts).media_domains == tuple(hosts)
+    for wrong in ("*", "https://a.example.com", "a.example.com/x", "A.example.com", "", "-a"):
+        with pytest.raises(ValidationError, match="mediaDomains"):
+            profile(mediaDomains=[wrong])
+    with pytest.raises(ValidationError, match="remove it from extraArguments"):
+        profile(mediaDomains=hosts, extraArguments=["--allowed_media_domains=a.example.com"])
+
+
 @pytest.mark.parametrize(
     "name", ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]
 )

@@ -81,6 +81,30 @@ def test_truths_become_flags_and_adapters_come_as_words_of_one_option() -> None:
     assert {"--enable-lora", "--max-loras=2", "--max-lora-rank=16"} <= set(words)
 
 
+@pytest.mark.promise("media-domains")
+def test_no_media_are_fetched_unless_the_profile_names_their_hosts() -> None:
+    """vLLM takes an empty list as all hosts, and follows redirections past the list."""
+    option = "--allowed-media-domains"
+    words = desired_argv(a_document(), PLAN, LAUNCH)
+    assert [word for word in words if "media" in word] == [f"{option}=none.invalid"]
+    document = a_document(engine={"mediaDomains": ["images.example.com", "cdn.example.com"]})
+    words = desired_argv(document, PLAN, LAUNCH)
+    place = words.index(option)
+    assert words[place + 1 : place + 3] == ["images.example.com", "cdn.example.com"]
+    assert all(word.startswith("--") for word in words[place + 3 :])
+    redirects = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+    assert desired_environment(document, PLAN, LAUNCH, {})[redirects] == "0"
+    assert desired_environment(document, PLAN, LAUNCH, {redirects: "1"})[redirects] == "1"
+
+
+def test_hosts_of_media_in_the_arguments_of_a_profile_stay_as_they_are() -> None:
+    """Profiles from before the field have them there."""
+    given = "--allowed_media_domains=images.example.com"
+    profile = {"name": "cpu-0.32.0-2", "extraArguments": [given]}
+    words = desired_argv(a_document(engine={"profile": profile}), PLAN, LAUNCH)
+    assert [word for word in words if "media" in word] == [given]
+
+
 def test_a_cuda_plan_is_a_share_of_the_device() -> None:
     plan = MemoryPlan(cap_bytes=GIB, gpu_memory_utilization=0.78)
     words = desired_argv(a_document(accelerator="cuda"), plan, LAUNCH)

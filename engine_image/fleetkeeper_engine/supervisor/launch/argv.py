@@ -36,6 +36,10 @@ EXPORT_TIMEOUT_S = 3
 The Python SDK reads its variable in seconds, unlike the specification.
 """
 
+NO_MEDIA_DOMAIN = "none.invalid"
+"""A host that cannot exist (RFC 6761). vLLM takes an empty list of hosts as all of them."""
+MEDIA_OPTION = "allowed-media-domains"
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -103,6 +107,8 @@ def desired_argv(document: EngineDocument, plan: MemoryPlan, launch: Launch) -> 
     set_elsewhere = {*engine.options, *(engine.profile.options if engine.profile else ())}
     if launch.eager and "enforce-eager" not in set_elsewhere:
         arguments.append("--enforce-eager")
+    if MEDIA_OPTION not in set_elsewhere:
+        arguments += _media_arguments(engine.media_domains)
     arguments += _adapter_arguments(launch.adapters, launch.lora_rank)
     arguments += [_option_argument(name, value) for name, value in sorted(engine.options.items())]
     return arguments
@@ -133,6 +139,8 @@ def desired_environment(
     # code.
     child["PYTHONUNBUFFERED"] = "1"
     child.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # vLLM compares the first address with the allowed hosts, not the one that it is redirected to.
+    child.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     # Everything was fetched before; no request to the hub is needed from here on.
     child["HF_HUB_OFFLINE"] = "1"
     if plan.stream_buffer_bytes is not None:
@@ -208,6 +216,12 @@ def _share(value: float | None) -> str | None:
     return None if value is None else f"{value:.4f}"
 
 
+def _media_arguments(domains: tuple[str, ...]) -> list[str]:
+    if not domains:
+        return [f"--{MEDIA_OPTION}={NO_MEDIA_DOMAIN}"]
+    return [f"--{MEDIA_OPTION}", *domains]
+
+
 def _adapter_arguments(adapters: Mapping[str, str], rank: int) -> list[str]:
     if not adapters:
         return []
@@ -215,8 +229,7 @@ def _adapter_arguments(adapters: Mapping[str, str], rank: int) -> list[str]:
         "--enable-lora",
         f"--max-loras={len(adapters)}",
         f"--max-lora-rank={rank}",
-        # The only option that takes several arguments. Names and directories never start with a
-        # dash.
+        # Takes several arguments. Names and directories never start with a dash.
         "--lora-modules",
         *(f"{name}={path}" for name, path in adapters.items()),
     ]

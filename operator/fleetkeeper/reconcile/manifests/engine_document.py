@@ -134,6 +134,8 @@ def _engine(spec: InferenceServiceSpec, profile: EngineProfile) -> Manifest:
         written["quantization"] = engine.quantization.value
     if engine.max_model_length is not None:
         written["maxModelLength"] = engine.max_model_length
+    if profile.media_domains:
+        written["mediaDomains"] = list(profile.media_domains)
     if profile.extra_arguments:
         written["profile"] = {
             "name": profile.name,
