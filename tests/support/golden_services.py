@@ -339,7 +339,10 @@ CASES: dict[str, GoldenCase] = {
                 "labels": {"kueue.x-k8s.io/queue-name": "serving", "team": "a", "empty": ""},
                 "annotations": {"sidecar.istio.io/inject": "true", "empty": ""},
             }
-        )
+        ),
+        context=_context(
+            pod_metadata_names=("kueue.x-k8s.io/queue-name", "sidecar.istio.io/inject")
+        ),
     ),
     "pull-secrets": GoldenCase(_cuda(imagePullSecrets=[{"name": "registry"}, {"name": "mirror"}])),
     "replicas-three": GoldenCase(_cuda(replicas=3), replicas=3),
@@ -520,7 +523,10 @@ CASES: dict[str, GoldenCase] = {
             serviceAccountName="model-reader",
             podMetadata={"labels": {"azure.workload.identity/use": "true"}},
         ),
-        context=_context(engine_service_accounts=("model-*",)),
+        context=_context(
+            engine_service_accounts=("model-*",),
+            pod_metadata_names=("azure.workload.identity/use",),
+        ),
     ),
     "traced": GoldenCase(_cpu(), context=_traced()),
     "simulated": GoldenCase(

@@ -14,12 +14,15 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
+from fleetkeeper.api.metadata_names import is_allowed
 from fleetkeeper.api.names import API_VERSION, KIND
 from fleetkeeper.api.options import ALLOWED, option_errors
 from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
 from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.types import InferenceServiceSpec
-from fleetkeeper.reconcile.profiles import default_catalog
+from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.wanted import refusals
+from tests.support.dangerous_metadata import add_dangerous
 
 try:  # the parser that `re` itself uses
     from re import _constants as sre  # type: ignore[attr-defined]
@@ -46,7 +49,8 @@ CIDRS = (
     {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "10.2.3.4/32"]},
     {"cidr": "2001:db8::/32", "except": []},
 )
-PROFILE = default_catalog().resolve("cuda")
+CONTEXT = default_context()
+PROFILE = CONTEXT.catalog.resolve("cuda")
 KEYS = ("team", "example.com/cost-centre", "app.kubernetes.io/part-of", "zone", "a.b/C_d.e")
 
 
@@ -188,6 +192,7 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
     policy = spec.get("networkPolicy", {})
     _mend_network(rng, policy)
     _mend_service(spec.get("service", {}))
+    _mend_metadata(spec.get("podMetadata", {}))
     _mend_bounds(spec)
     _mend_tolerations(spec.get("placement", {}))
     _mend_spread(spec.get("placement", {}))
@@ -207,6 +212,15 @@ def _mend_service(section: dict[str, Any]) -> None:
     """ClusterIP, because the default settings allow no other type."""
     section.pop("type", None)
     section.pop("loadBalancerClass", None)
+
+
+def _mend_metadata(section: dict[str, Any]) -> None:
+    """Names without a domain, and the harmless ones of Kubernetes: the default settings allow no other."""
+    for kind, names in section.items():
+        section[kind] = {
+            name if is_allowed(name, ()) else f"renamed-{number}": value
+            for number, (name, value) in enumerate(names.items())
+        }
 
 
 def _mend_network(rng: random.Random, policy: dict[str, Any]) -> None:
@@ -316,7 +330,10 @@ def service_manifest(
 
 
 def random_services(seed: int, count: int) -> Iterator[InferenceService]:
-    """Yield `count` services that the API and the default profiles accept."""
+    """Yield `count` services that the API, the default profiles and settings accept.
+
+    A third of the specs also ask for a dangerous label or annotation.
+    """
     rng = random.Random(seed)
     found = tried = 0
     while found < count:
@@ -324,7 +341,9 @@ def random_services(seed: int, count: int) -> Iterator[InferenceService]:
         assert tried < 20 * count + 200, f"only {found} of {tried} random specs are valid"
         name = random_text(rng, "^[a-z]([-a-z0-9]{0,48}[a-z0-9])?$", 50)
         try:
-            service = parse_service(service_manifest(random_spec(rng), name=name))
+            spec = random_spec(rng)
+            add_dangerous(rng, spec)
+            service = parse_service(service_manifest(spec, name=name))
         except InvalidService:
             continue
         if allowed(service, PROFILE):
@@ -333,9 +352,12 @@ def random_services(seed: int, count: int) -> Iterator[InferenceService]:
 
 
 def allowed(service: InferenceService, profile: EngineProfile) -> bool:
-    """Return True if the profile accepts the options and variables, and an engine the names."""
+    """Return True if the profile and the default settings accept the spec, and an engine the names."""
     engine, model = service.spec.engine, service.spec.model
     if any(adapter.name == (model.served_name or service.name) for adapter in model.adapters):
+        return False
+    refused = refusals(service.spec, profile, CONTEXT)
+    if any(error.path.startswith("spec.podMetadata.") for error in refused):
         return False
     return not option_errors(engine.options, profile.options) and all(
         map(profile.allows_variable, engine.env)

@@ -158,6 +158,9 @@ maxAcceleratorsByNamespace: {{ toJson .Values.accelerators.maxByNamespace }}
 floatingRevisions: {{ .Values.floatingRevisions }}
 systemPriorityClasses: {{ .Values.systemPriorityClasses }}
 engineServiceAccounts: {{ toJson .Values.engineServiceAccounts }}
+{{- if hasKey .Values "podMetadataNames" }}
+podMetadataNames: {{ toJson .Values.podMetadataNames }}
+{{- end }}
 exposedServiceTypes: {{ toJson .Values.exposedServiceTypes }}
 refuseSecondRelease: {{ .Values.refuseSecondRelease }}
 {{- end -}}

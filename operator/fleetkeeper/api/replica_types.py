@@ -286,16 +286,19 @@ class Placement(Section):
     )
 
 
+_NAMES = "The prefix fleetkeeper.io/ and the name app.kubernetes.io/managed-by are reserved. Names with a dot or a domain must be in the operator's settings (podMetadataNames)."
+
+
 class PodMetadata(Section):
     """Additional labels and annotations of the engine pods, for queues, meshes, and cost tools."""
 
     labels: StringMap[LabelValue] = Field(
         default_factory=frozen_map,
         max_length=32,
-        description="Additional labels of the engine pods. The prefix fleetkeeper.io/ and the name app.kubernetes.io/managed-by are reserved.",
+        description=f"Additional labels of the engine pods. {_NAMES}",
     )
     annotations: StringMap[AnnotationValue] = Field(
         default_factory=frozen_map,
         max_length=32,
-        description="Additional annotations of the engine pods. The prefix fleetkeeper.io/ and the name app.kubernetes.io/managed-by are reserved.",
+        description=f"Additional annotations of the engine pods. {_NAMES}",
     )

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from fleetkeeper.api.base import Quantity
+from fleetkeeper.api.metadata_names import DEFAULT_ALLOWED
 from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.common.budget import Budget
 from fleetkeeper.reconcile.profiles import default_catalog
@@ -151,6 +152,8 @@ class PlanContext:
     """True if engine and router pods may use Kubernetes' own PriorityClasses (system-...)."""
     engine_service_accounts: tuple[str, ...] = ()
     """Names of ServiceAccounts that engine pods may use; a trailing `*` allows a prefix."""
+    pod_metadata_names: tuple[str, ...] = DEFAULT_ALLOWED
+    """Names of labels and annotations that `podMetadata` may have in addition; a trailing `*` allows a prefix."""
     exposed_service_types: tuple[str, ...] = ()
     """The types other than ClusterIP that services may use: NodePort, LoadBalancer."""
 

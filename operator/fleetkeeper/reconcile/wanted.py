@@ -13,6 +13,7 @@ from fleetkeeper.api.profile_errors import profile_errors
 from fleetkeeper.api.schema.rule_check import (
     exposed_type,
     forbidden_account,
+    forbidden_metadata,
     system_priority,
 )
 from fleetkeeper.api.types import InferenceServiceSpec
@@ -123,6 +124,7 @@ def refusals(
 def settings_refusals(spec: InferenceServiceSpec, context: PlanContext) -> list[FieldError]:
     """Return the errors of a valid spec that only the operator's settings reveal."""
     errors = forbidden_account(spec, context.engine_service_accounts)
+    errors += forbidden_metadata(spec, context.pod_metadata_names)
     errors += exposed_type(spec, context.exposed_service_types)
     return errors if context.system_priority_classes else errors + system_priority(spec)
 

@@ -45,6 +45,7 @@ def plan_context(settings: Settings) -> PlanContext:
         floating_revisions=settings.floating_revisions,
         system_priority_classes=settings.system_priority_classes,
         engine_service_accounts=settings.engine_service_accounts,
+        pod_metadata_names=settings.pod_metadata_names,
         exposed_service_types=settings.exposed_service_types,
     )
 

@@ -31,6 +31,7 @@ from pydantic_settings import (
 from fleetkeeper.adapters.kubernetes.lease import MAX_DURATION_S
 from fleetkeeper.adapters.prometheus.queries import parse_selector
 from fleetkeeper.adapters.prometheus.session import parse_address
+from fleetkeeper.api.metadata_names import DEFAULT_ALLOWED
 from fleetkeeper.reconcile.context import (
     NetworkPeer,
     NetworkRule,
@@ -44,6 +45,9 @@ ENV_PREFIX: Final = "FLEETKEEPER_"
 """Prefix of every environment variable."""
 
 
+MetadataPattern = Annotated[
+    str, Field(min_length=1, max_length=317, pattern=r"^([A-Za-z0-9][-A-Za-z0-9_./]*)?\*?$")
+]
 AccountPattern = Annotated[
     str, Field(min_length=1, max_length=253, pattern=r"^([a-z0-9][-a-z0-9.]*)?\*?$")
 ]
@@ -222,6 +226,10 @@ class Settings(BaseSettings):
     engine_service_accounts: tuple[AccountPattern, ...] = Field(
         (),
         description="ServiceAccounts that services may use for their engines (serviceAccountName), by name. A trailing `*` allows a prefix. Empty: none.",
+    )
+    pod_metadata_names: tuple[MetadataPattern, ...] = Field(
+        DEFAULT_ALLOWED,
+        description="Names of labels and annotations that services may set in `podMetadata`, in addition to names without a dot and a domain and to harmless names of Kubernetes. A trailing `*` allows a prefix.",
     )
     exposed_service_types: tuple[Literal["NodePort", "LoadBalancer"], ...] = Field(
         (),

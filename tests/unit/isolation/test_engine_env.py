@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fleetkeeper.api.environment import HARMLESS, is_administrators
+from fleetkeeper.api.metadata_names import DEFAULT_ALLOWED
+from fleetkeeper.api.metadata_names import is_allowed as allows_name
 from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.api.types import EnvironmentVariable
@@ -151,6 +153,14 @@ def _containers(template: dict[str, Any]) -> list[dict[str, Any]]:
         {"engine": {"env": [{"name": "NCCL_NET_PLUGIN", "value": "/models/evil.so"}]}},
         {"placement": {"priorityClassName": "system-node-critical"}},
         {"serviceAccountName": "model-reader"},
+        {"podMetadata": {"annotations": {"sidecar.istio.io/inject": "true"}}},
+        {
+            "podMetadata": {
+                "annotations": {
+                    "container.apparmor.security.beta.kubernetes.io/engine": "unconfined"
+                }
+            }
+        },
         {"routing": {"placement": {"priorityClassName": "system-node-critical"}}},
     ],
 )
@@ -208,6 +218,45 @@ def test_a_service_account_is_the_administrators_to_allow(
     assert ("InvalidSpec" in str(plan.status)) != is_allowed
 
 
+@pytest.mark.promise("pod-metadata")
+@pytest.mark.parametrize(
+    ("allowed", "name", "is_allowed"),
+    [
+        ((), "team", True),
+        ((), "app.kubernetes.io/part-of", True),
+        ((), "cluster-autoscaler.kubernetes.io/safe-to-evict", True),
+        ((), "kueue.x-k8s.io/queue-name", False),
+        (DEFAULT_ALLOWED, "kueue.x-k8s.io/queue-name", True),
+        (DEFAULT_ALLOWED, "kueue.x-k8s.io/priority-class", False),
+        (DEFAULT_ALLOWED, "karpenter.sh/do-not-disrupt", True),
+        ((), "sidecar.istio.io/inject", False),
+        (("sidecar.istio.io/inject",), "sidecar.istio.io/inject", True),
+        (("sidecar.istio.io/inject",), "sidecar.istio.io/injectx", False),
+        (("example.com/*",), "example.com/cost", True),
+        (("example.com/*",), "evil.example.com/cost", False),
+        ((), "io.katacontainers.config.agent.policy", False),
+        (("*",), "io.katacontainers.config.agent.policy", True),
+    ],
+)
+def test_a_label_or_annotation_is_the_administrators_to_allow(
+    allowed: tuple[str, ...], name: str, is_allowed: bool
+) -> None:
+    asked = service(podMetadata={"annotations": {name: "x"}})
+    context = replace(default_context(), pod_metadata_names=allowed)
+    plan = decide_plan(World(asked).snapshot(), context, 0.0)
+    assert bool(plan.actions) == is_allowed
+    assert ("podMetadataNames" in str(plan.status)) != is_allowed
+    assert ("InvalidSpec" in str(plan.status)) != is_allowed
+
+
+def test_no_setting_opens_the_names_of_kubernetes() -> None:
+    """Not even `*`, and the schema refuses them too."""
+    for name in ("a.kubernetes.io/x", "kubernetes.io/x", "k8s.io/x", "io.kubernetes.cri-o.Devices"):
+        assert not allows_name(name, ("*",))
+        with pytest.raises(InvalidService, match="instructions"):
+            parse_service(service(podMetadata={"labels": {name: "x"}}))
+
+
 @pytest.mark.promise("service-accounts")
 def test_an_engine_with_a_service_account_has_no_token() -> None:
     asked = parse_service(service(serviceAccountName="model-reader"))
@@ -232,6 +281,14 @@ def test_an_engine_with_a_service_account_has_no_token() -> None:
             "spec.engine.env[0].name: NCCL_NEW_THING is not",
         ),
         ("  placement: {priorityClassName: system-node-critical}\n", "systemPriorityClasses"),
+        (
+            "  podMetadata: {annotations: {vault.hashicorp.com/agent-inject: 'true'}}\n",
+            "podMetadataNames",
+        ),
+        (
+            "  podMetadata: {annotations: {kubernetes.io/egress-bandwidth: 1M}}\n",
+            "spec.podMetadata.annotations",
+        ),
         ("  serviceAccountName: reader\n", "spec.serviceAccountName: reader is not"),
         (
             "  routing: {placement: {priorityClassName: system-node-critical}}\n",

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from fleetkeeper.api.base import LABEL_KEY, LABEL_KEY_SENTENCE
+from fleetkeeper.api.metadata_names import HARMLESS, KUBERNETES, is_for_kubernetes
 from fleetkeeper.api.quantity import parse_quantity
 
 S = TypeVar("S")
@@ -87,6 +88,20 @@ def unreserved_keys_rule(field: str) -> Rule[Any]:
             )
         ),
         "the prefix fleetkeeper.io/ and the name app.kubernetes.io/managed-by are reserved; choose another name",
+    )
+
+
+def kubernetes_keys_rule(field: str) -> Rule[Any]:
+    """Return a rule that no key of `field` is an instruction to Kubernetes."""
+    known = " || ".join(
+        f"k.startsWith('{name[:-1]}')" if name.endswith("*") else f"k == '{name}'"
+        for name in HARMLESS
+    )
+    return Rule(
+        field,
+        f"self.{field}.all(k, !k.matches('{KUBERNETES}') || {known})",
+        lambda of: not any(is_for_kubernetes(key) for key in getattr(of, field)),
+        "names of Kubernetes are instructions to it, except app.kubernetes.io/; remove them, or let an administrator set them in the podTemplate of an engine profile",
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 
 from pydantic import BaseModel
 
+from fleetkeeper.api.metadata_names import is_allowed, matches
 from fleetkeeper.api.schema.error_messages import FieldError, path_text
 from fleetkeeper.api.schema.rules import NAME_RULES, RULES, is_hub_source
 from fleetkeeper.api.types import InferenceServiceSpec, ServiceType
@@ -75,9 +76,7 @@ def floating_revisions(spec: InferenceServiceSpec) -> list[FieldError]:
 def forbidden_account(spec: InferenceServiceSpec, allowed: tuple[str, ...]) -> list[FieldError]:
     """Return an error if the settings do not allow the ServiceAccount. `*` ends a prefix."""
     name = spec.service_account_name
-    if name is None or any(
-        name.startswith(item[:-1]) if item.endswith("*") else name == item for item in allowed
-    ):
+    if name is None or matches(allowed, name):
         return []
     known = f"allow only {', '.join(allowed)}" if allowed else "allow none"
     return [
@@ -86,6 +85,23 @@ def forbidden_account(spec: InferenceServiceSpec, allowed: tuple[str, ...]) -> l
             f"{name} is not a ServiceAccount that engines may use; the operator's settings {known} "
             "(engineServiceAccounts). Remove it, or ask the administrator to allow it",
         )
+    ]
+
+
+def forbidden_metadata(spec: InferenceServiceSpec, allowed: tuple[str, ...]) -> list[FieldError]:
+    """Return an error for each map of `podMetadata` with names that the settings do not allow."""
+    of = spec.pod_metadata
+    return [
+        FieldError(
+            path,
+            f"services may not use {', '.join(refused)}, which the operator's settings do not allow "
+            "(podMetadataNames). Remove it, or ask the administrator to allow it",
+        )
+        for path, names in (
+            ("spec.podMetadata.labels", of.labels),
+            ("spec.podMetadata.annotations", of.annotations),
+        )
+        if (refused := [name for name in names if not is_allowed(name, allowed)])
     ]
 
 

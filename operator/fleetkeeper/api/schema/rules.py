@@ -24,6 +24,7 @@ from fleetkeeper.api.schema.rule import (
     Schemes,
     cel_is_quantity,
     cel_quantity,
+    kubernetes_keys_rule,
     label_keys_rule,
     quantity_rule,
     unique_items_rule,
@@ -196,8 +197,10 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
     t.PodMetadata: (
         label_keys_rule("labels", "labels"),
         unreserved_keys_rule("labels"),
+        kubernetes_keys_rule("labels"),
         label_keys_rule("annotations", "annotations"),
         unreserved_keys_rule("annotations"),
+        kubernetes_keys_rule("annotations"),
     ),
     t.Scaling: (
         Rule[t.Scaling](

@@ -14,13 +14,15 @@ import pytest
 
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY
 from fleetkeeper.api.options import ALLOWED, option_errors
-from fleetkeeper.api.parse import InferenceService, parse_service
+from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
 from fleetkeeper.api.types import EnvironmentVariable
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine_document import EngineOptionRefused
+from fleetkeeper.reconcile.wanted import refusals
 from fleetkeeper_engine.spec import parse_document
+from tests.support.dangerous_metadata import ANNOTATIONS, LABELS, dangerous_in
 from tests.support.pod_security import violations_of_restricted
 from tests.support.random_specs import allowed, random_services, service_manifest
 
@@ -83,6 +85,37 @@ def test_pods_of_any_spec_are_restricted(built: Built) -> None:
     assert len(templates) > len(built) * 1.5
     wrong = [found for template in templates if (found := violations_of_restricted(template))]
     assert not wrong, wrong[:3]
+
+
+@pytest.mark.promise("pod-metadata")
+def test_no_pod_of_any_spec_has_an_instruction_to_another_program(built: Built) -> None:
+    """A third of the specs that were drawn ask for one; those are refused."""
+    templates = [
+        deployment["spec"]["template"]
+        for _, children in built
+        for deployment in _deployments(children)
+    ]
+    assert [found for template in templates if (found := dangerous_in(template))] == []
+
+
+@pytest.mark.promise("pod-metadata")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("annotations", name) for name in ANNOTATIONS] + [("labels", name) for name in LABELS],
+)
+def test_a_dangerous_label_or_annotation_is_refused(kind: str, name: str) -> None:
+    """By the schema's rules if it is one of Kubernetes, else by the settings."""
+    value = {"annotations": ANNOTATIONS, "labels": LABELS}[kind][name]
+    spec = {"model": {"source": "pvc://m"}, "podMetadata": {kind: {name: value}}}
+    try:
+        service = parse_service(service_manifest(spec))
+    except InvalidService as refusal:
+        errors = list(refusal.errors)
+    else:
+        errors = refusals(service.spec, CONTEXT.catalog.resolve("cuda"), CONTEXT)
+        assert name in errors[0].message
+        assert "podMetadataNames" in errors[0].message
+    assert [error.path for error in errors] == [f"spec.podMetadata.{kind}"]
 
 
 def _set(*path: str | int, to: object) -> Callable[[Manifest], None]:
