@@ -10,11 +10,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
+
 import dashboards
 import reference_gateway
 import reference_metrics
 import reference_pages
 import text_catalogue
+from fleetkeeper.api import environment, metadata_names
+from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.schema import crd, reference
 from fleetkeeper_engine import exit_codes, spec
 from fleetkeeper_engine.supervisor.control_api import metric_table
@@ -32,9 +36,24 @@ def chart_crds() -> dict[str, str]:
     }
 
 
+def admission_names() -> dict[str, str]:
+    """Return the names that the admission policies of the chart share with the operator."""
+    names = {
+        "administratorsVariables": environment.ADMINISTRATORS,
+        "defaultMetadata": list(metadata_names.DEFAULT_ALLOWED),
+        "defaultVariables": list(EngineProfile.model_fields["env"].default),
+        "harmlessMetadata": list(metadata_names.HARMLESS),
+        "harmlessVariables": sorted(environment.HARMLESS),
+        "kubernetesMetadata": metadata_names.KUBERNETES,
+    }
+    head = "# Generated from the operator's code by `make generate`.\n"
+    return {"charts/fleetkeeper/files/admission-names.yaml": head + yaml.safe_dump(names)}
+
+
 GENERATORS: list[Callable[[], dict[str, str]]] = [
     crd.generated_files,
     chart_crds,
+    admission_names,
     reference.generated_files,
     reference_pages.generated_files,
     reference_metrics.generated_files,

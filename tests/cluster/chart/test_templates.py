@@ -10,6 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from fleetkeeper.api.environment import HARMLESS
+from fleetkeeper.api.metadata_names import DEFAULT_ALLOWED
 from fleetkeeper.api.profile import ProfileCatalog
 from fleetkeeper.api.simulation import FaultKind, Simulation
 from fleetkeeper.cli import app
@@ -116,6 +118,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "exposedServiceTypes": ["LoadBalancer"],
     },
     "accounts": {"engineServiceAccounts": ["model-reader", "team-*"]},
+    "pod-metadata": {"podMetadataNames": ["example.com/*"]},
     "pod-template": {
         "engineProfiles": {"cuda-0.33.0-1": {**PROFILE, "podTemplate": RDMA_AND_LOGS}},
         "admissionPolicy": {
@@ -484,6 +487,32 @@ def test_the_policy_knows_the_accounts_that_the_operator_allows() -> None:
     assert _policy_list(values, "accounts") == values["engineServiceAccounts"]
 
 
+def test_the_policy_knows_the_labels_and_annotations_that_the_operator_allows() -> None:
+    assert set(DEFAULT_ALLOWED) <= set(_policy_list({}, "metadata"))
+    values = VALUE_SETS["pod-metadata"]
+    assert not set(DEFAULT_ALLOWED) & set(_policy_list(values, "metadata"))
+    assert "example.com/" in _policy_list(values, "metadataPrefixes")
+
+
+def test_the_policy_names_the_variables_that_services_may_set() -> None:
+    """One by one: also those of a prefix, and never those that load code if a profile lists them."""
+    names = set(_policy_list({}, "names"))
+    assert {name for name in HARMLESS if name.startswith("NCCL_")} <= names
+    assert not {name for name in HARMLESS if name.startswith("VLLM_")} & names
+    listed = ["VLLM_*", "HF_ENDPOINT", "LD_PRELOAD"]
+    own = {"engineProfiles": {"cpu-0.32.0-1": {"env": listed, "variables": {"LD_PRELOAD": "a"}}}}
+    names = set(_policy_list(own, "names"))
+    assert {name for name in HARMLESS if name.startswith("VLLM_")} <= names
+    assert not {"HF_ENDPOINT", "LD_PRELOAD"} & names
+    assert "LD_PRELOAD=a" in _policy_list(own, "values")
+
+
+def test_the_policy_holds_images_to_the_repositories_of_models() -> None:
+    assert _policy_list({}, "repositories") == [""]
+    values = {"admissionPolicy": {"modelRepositories": ["registry.example.com/models/"]}}
+    assert _policy_list(values, "repositories") == ["registry.example.com/models/"]
+
+
 def test_rules_are_made_when_asked_for() -> None:
     """One PrometheusRule for each file of rules, each with its groups; none otherwise."""
     asked = rendered({"prometheus": {"rules": {"enabled": True}, "alerts": {"enabled": True}}})
@@ -531,6 +560,8 @@ def test_monitors_are_made_only_when_asked_for() -> None:
     ("values", "message"),
     [
         ({"engineServiceAccounts": ["a*b"]}, "engineServiceAccounts"),
+        ({"podMetadataNames": ["a b"]}, "podMetadataNames"),
+        ({"admissionPolicy": {"modelRepositories": ["registry.example.com/mod"]}}, "pattern"),
         ({"replica": 2}, "replica"),
         ({"image": {"name": "x"}}, "name"),
         ({"replicas": 0}, "replicas"),

@@ -12,20 +12,32 @@ from typing import Any
 
 import pytest
 
+from fleetkeeper.api.metadata_names import DEFAULT_ALLOWED
+from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.dangerous_metadata import ANNOTATIONS, LABELS
 from tests.support.dry_run import refusal
 from tests.support.golden_services import CASES
 from tests.support.helm_chart import rendered
 from tests.support.plane_state import claim_namespace
+from tests.support.pod_templates import PROFILE
 from tests.support.random_specs import random_services
+from tests.unit.isolation.test_engine_env import REFUSED
 
 INSTALLED = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
 POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 OTHER_CHART_SETTINGS = {"namespaced-install"}
 """Golden cases of a namespaced installation, which has no policies: a Role in place of the ClusterRole."""
+GOLDEN_METADATA = ("azure.workload.identity/use", "sidecar.istio.io/inject")
+HUB = {"HF_ENDPOINT": "https://hub.example.com"}
+ARGUMENT = '--compilation-config={"mode":3,"a":"<\u00e9>"}'
+ARGUMENTS = {key: item for key, item in PROFILE.items() if key != "name"}
+CODE = f"evil.example.com/code@sha256:{'e' * 64}"
+DOCUMENT = "FLEETKEEPER_ENGINE"
 Manifest = dict[str, Any]
 
 
@@ -42,7 +54,15 @@ def account(control_plane: ControlPlane) -> Iterator[Path]:
                 "engineServiceAccounts": ["model-*", "reader"],
                 "exposedServiceTypes": ["LoadBalancer"],
                 "simulatedEngines": True,
-                "engineProfiles": {"cuda-0.32.0-1": {"objectStorage": {}}},
+                "podMetadataNames": [*DEFAULT_ALLOWED, *GOLDEN_METADATA],
+                "engineProfiles": {
+                    "cpu-0.32.0-1": {"variables": HUB},
+                    "cuda-0.32.0-1": {
+                        "objectStorage": {"endpoint": "https://minio.storage.svc:9000"},
+                        "variables": HUB,
+                    },
+                    "cuda-0.32.0-2": {**ARGUMENTS, "extraArguments": [ARGUMENT]},
+                },
             },
             namespace=space,
         )
@@ -139,6 +159,47 @@ def pod(**fields: Any) -> Callable[[Manifest], None]:
     return lambda spec: spec.update(fields)
 
 
+def variable(name: str, value: str = "x", **entry: Any) -> Callable[[Manifest], None]:
+    """Add or replace a variable of the engine."""
+    given = entry or {"value": value}
+
+    def change(spec: Manifest) -> None:
+        env = spec["containers"][0]["env"]
+        env[:] = [item for item in env if item["name"] != name] + [{"name": name, **given}]
+
+    return change
+
+
+def document(old: str, new: str) -> Callable[[Manifest], None]:
+    """Replace a part of the engine's document."""
+
+    def change(spec: Manifest) -> None:
+        (entry,) = (item for item in spec["containers"][0]["env"] if item["name"] == DOCUMENT)
+        assert old in entry["value"]
+        entry["value"] = entry["value"].replace(old, new, 1)
+
+    return change
+
+
+def mounted(path: str, *, read_only: bool = True, **source: Any) -> Callable[[Manifest], None]:
+    """Mount a volume in the engine."""
+
+    def change(spec: Manifest) -> None:
+        spec["volumes"].append({"name": "x", **source})
+        mount = {"name": "x", "mountPath": path, "readOnly": read_only}
+        spec["containers"][0]["volumeMounts"].append(mount)
+
+    return change
+
+
+def secured(**fields: Any) -> Callable[[Manifest], None]:
+    return lambda spec: spec["containers"][0]["securityContext"].update(fields)
+
+
+def secured_pod(**fields: Any) -> Callable[[Manifest], None]:
+    return lambda spec: spec["securityContext"].update(fields)
+
+
 def volume(**source: Any) -> Callable[[Manifest], None]:
     return lambda spec: spec["volumes"].append({"name": "x", **source})
 
@@ -211,6 +272,83 @@ PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
         pod(serviceAccountName="reader", automountServiceAccountToken=True),
         "only routers may have",
     ),
+    "a node": (pod(nodeName="node-a"), "nodeName"),
+    "a type of SELinux": (secured(seLinuxOptions={"type": "spc_t"}), "SELinux"),
+    "a user of SELinux": (secured_pod(seLinuxOptions={"user": "system_u"}), "SELinux"),
+    "a role of SELinux": (secured(seLinuxOptions={"role": "system_r"}), "SELinux"),
+    "no AppArmor": (secured(appArmorProfile={"type": "Unconfined"}), "AppArmor"),
+    "no AppArmor in the pod": (secured_pod(appArmorProfile={"type": "Unconfined"}), "AppArmor"),
+    "a working directory": (first(workingDir="/models/llama"), "vllm-router"),
+    "another home": (variable("HOME", "/models/x"), "variables must be"),
+    "another cache": (variable("HF_HOME", "/models/x"), "variables must be"),
+    "another hub": (variable("HF_ENDPOINT", "https://evil.example.com"), "variables must be"),
+    "another storage": (variable("AWS_ENDPOINT_URL", "https://e.example.com"), "variables must"),
+    "a home from a field": (
+        variable("HOME", valueFrom={"fieldRef": {"fieldPath": "metadata.name"}}),
+        "variables must be",
+    ),
+    "a variable in another container": (
+        lambda spec: spec["initContainers"][0].update(env=[{"name": "LD_PRELOAD", "value": "x"}]),
+        "variables must be",
+    ),
+    "a document from a field": (
+        variable(DOCUMENT, valueFrom={"fieldRef": {"fieldPath": "metadata.annotations['a']"}}),
+        "extraArguments",
+    ),
+    "arguments of vLLM": (
+        document('"options":{}', '"options":{},"profile":{"extraArguments":["--a"],"name":"a"}'),
+        "extraArguments",
+    ),
+    "arguments of vLLM by another name": (
+        document('"options":{}', '"options":{},"profile":{"extra_arguments":["--a"],"name":"a"}'),
+        "extraArguments",
+    ),
+    "arguments of vLLM with an escape": (
+        document(
+            '"options":{}', '"options":{},"profile":{"extra\\u0041rguments":["--a"],"name":"a"}'
+        ),
+        "extraArguments",
+    ),
+    "arguments of vLLM beside those of a profile": (
+        document(
+            '"options":{}',
+            '"options":{},"profile":{"extraArguments":["--a"],"name":"a",'
+            f'"b":[{{"extraArguments":[{json.dumps(ARGUMENT)}]}}]}}',
+        ),
+        "extraArguments",
+    ),
+    "a document from another variable": (
+        document('"options":{}', "$(NCCL_HOSTID)"),
+        "extraArguments",
+    ),
+    "an image by its tag": (
+        mounted("/images/a", image={"reference": "registry.example.com/code:1"}),
+        "images by digest",
+    ),
+    "an image in a path of Python": (
+        mounted("/usr/lib/python3/dist-packages", image={"reference": CODE}),
+        "must be mounted in",
+    ),
+    "an image in the home": (
+        mounted("/home/engine/.local", image={"reference": CODE}),
+        "mounted in",
+    ),
+    "an image by a detour": (
+        mounted("/images/../home/engine", image={"reference": CODE}),
+        "must be mounted in",
+    ),
+    "an image that is written to": (
+        mounted("/images/a", read_only=False, image={"reference": CODE}),
+        "must be mounted in",
+    ),
+    "a claim in a path of Python": (
+        mounted("/opt/x", persistentVolumeClaim={"claimName": "a"}),
+        "must be mounted in",
+    ),
+    "a control ConfigMap in another path": (
+        mounted("/home/engine/.local", configMap={"name": "mine-fk-control"}),
+        "must be mounted in",
+    ),
     "system priority": (pod(priorityClassName="system-node-critical"), "system PriorityClasses"),
 }
 
@@ -226,12 +364,94 @@ def test_a_pod_with_more_than_an_engine_has_is_refused(
     assert words in said
 
 
+@pytest.mark.promise("admission-policies")
+@pytest.mark.parametrize("name", [*REFUSED, "PATH", "BASH_ENV", "NCCL_NEW", "VLLM_LOGGING_LEVEL"])
+def test_a_variable_that_no_profile_allows_is_refused(
+    control_plane: ControlPlane, account: Path, name: str
+) -> None:
+    """What loads code or redirects Secrets, and what nobody knows."""
+    for change in (variable(name), variable(name, "")):
+        said = refusal(control_plane, account, engine(change))
+        assert "denied request" in said, said
+        assert "variables must be those" in said
+
+
+ALLOWED: dict[str, Callable[[Manifest], None]] = {
+    "a tuning variable": variable("NCCL_DEBUG", "INFO"),
+    "a proxy": variable("HTTPS_PROXY", "http://proxy:3128"),
+    "the profile's hub": variable("HF_ENDPOINT", HUB["HF_ENDPOINT"]),
+    "a model's image": mounted("/images/a", image={"reference": CODE}),
+    "a claim": mounted("/models/a", persistentVolumeClaim={"claimName": "a"}),
+    "SELinux as containers have it": secured(seLinuxOptions={"type": "container_t"}),
+}
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_what_an_engine_may_have_passes(
+    control_plane: ControlPlane, account: Path, what: str
+) -> None:
+    assert refusal(control_plane, account, engine(ALLOWED[what])) == ""
+
+
+def test_the_arguments_of_a_profile_pass_as_they_are(
+    control_plane: ControlPlane, account: Path
+) -> None:
+    """Written by the operator's own code, with characters that JSON and YAML escape."""
+    profile = EngineProfile.model_validate({**PROFILE, "extraArguments": [ARGUMENT]})
+    template = desired_engine_template(CASES["minimal-cuda"].service(), profile, default_context())
+    found = engine(lambda _: None)
+    found["spec"]["template"] = template
+    assert refusal(control_plane, account, found) == ""
+    env = template["spec"]["containers"][0]["env"]
+    (entry,) = (item for item in env if item["name"] == DOCUMENT)
+    entry["value"] = entry["value"].replace("mode", "node")
+    assert "extraArguments" in refusal(control_plane, account, found)
+
+
+@pytest.mark.promise("admission-policies")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for kind, names in (("annotations", ANNOTATIONS), ("labels", LABELS))
+        for name in names
+        if name not in GOLDEN_METADATA
+    ],
+)
+def test_an_instruction_to_another_program_is_refused(
+    control_plane: ControlPlane, account: Path, kind: str, name: str
+) -> None:
+    found = engine(lambda _: None)
+    found["spec"]["template"]["metadata"][kind][name] = {**ANNOTATIONS, **LABELS}[name]
+    said = refusal(control_plane, account, found)
+    assert "podMetadataNames" in said, said
+
+
+def test_what_others_added_to_a_deployment_stays(
+    control_plane: ControlPlane, account: Path
+) -> None:
+    """Before an upgrade of the chart, or with another account: the operator's writes go on."""
+    found = engine(variable("STAKATER_CHAT_SECRET", "1"))
+    found["spec"]["template"]["metadata"]["annotations"]["example.com/reloaded-at"] = "1"
+    # Without an owner, which does not exist: the garbage collector would delete it.
+    apply(control_plane, _without_owner(copy.deepcopy(found)))
+    try:
+        found["spec"]["replicas"] = 2
+        assert refusal(control_plane, account, found) == ""
+        found["spec"]["template"]["metadata"]["annotations"]["example.com/reloaded-at"] = "2"
+        assert "podMetadataNames" in refusal(control_plane, account, found)
+    finally:
+        control_plane.kubectl("-n", "team-a", "delete", "deployment", "chat")
+
+
 JOBS: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "another image": (first(image="evil.example.com/miner:1"), "admissionPolicy.extraImages"),
     "another command": (first(command=["sh", "-c", "id"]), "only download models"),
     "the supervisor itself": (first(command=["fleetkeeper-engine"]), "only download models"),
     "a router": (first(command=["vllm-router"]), "only download models"),
     "arguments": (first(args=["--allow-anything"]), "only download models"),
+    "a working directory": (first(workingDir="/models/llama"), "only download models"),
+    "a variable": (variable("PYTHONPATH", "/models"), "variables must be"),
     "an accelerator": (
         first(resources={"limits": {"nvidia.com/gpu": "1"}}),
         "only download models",

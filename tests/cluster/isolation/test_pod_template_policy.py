@@ -58,6 +58,7 @@ class Account:
         self.name = f"opened-{secrets.token_hex(3)}"
         claim_namespace(plane, self.name)
         profile = {key: item for key, item in PROFILE.items() if key != "name"}
+        profile["podTemplate"] = WRITTEN
         usual = {"fullnameOverride": self.name, "engineProfiles": {PROFILE["name"]: profile}}
         self.objects = [
             item
@@ -200,10 +201,34 @@ def test_what_a_template_adds_is_refused_unless_values_open_it(
     assert opened.says(deployment(template)) == ""
 
 
+WRITTEN: Manifest = copy.deepcopy(RDMA_AND_LOGS)
+"""The podTemplate in the values: the policy knows names and values of variables from there."""
+WRITTEN["spec"]["containers"][0]["env"].append({"name": "A", **SECRET})
+WRITTEN["spec"]["volumes"] += [
+    {"name": "x", "image": {"reference": "registry.example.com/plugins:1"}},
+    {"name": "y", "persistentVolumeClaim": {"claimName": "plugins"}},
+]
 FREE: dict[str, Manifest] = {
     "devices": an_engine(resources={"limits": {"rdma/hca": 1}, "requests": {"rdma/hca": 1}}),
     "an emptyDir": {"spec": {"volumes": [{"name": "x", "emptyDir": {}}]}},
-    "an image": {"spec": {"volumes": [{"name": "x", "image": {"reference": "a:1"}}]}},
+    "an image": {
+        "spec": {
+            "volumes": [{"name": "x", "image": {"reference": "registry.example.com/plugins:1"}}]
+        }
+    },
+    "an image in a path of Python": {
+        "spec": {
+            "containers": [{"name": "engine", "volumeMounts": [{"name": "x", "mountPath": "/p"}]}],
+            "volumes": [{"name": "x", "image": {"reference": "registry.example.com/plugins:1"}}],
+        }
+    },
+    "a claim in another path": {
+        "spec": {
+            "containers": [{"name": "engine", "volumeMounts": [{"name": "x", "mountPath": "/p"}]}],
+            "volumes": [{"name": "x", "persistentVolumeClaim": {"claimName": "plugins"}}],
+        }
+    },
+    "a variable with its value": an_engine(env=[{"name": "NCCL_IB_HCA", "value": "mlx5_0"}]),
     "placement": {
         "metadata": {"labels": {"team": "a"}},
         "spec": {"schedulerName": "x", "runtimeClassName": "nvidia", "priorityClassName": "high"},
@@ -226,6 +251,15 @@ STILL_CLOSED: dict[str, Manifest] = {
     "another image": logs(image="evil.example.com/miner:1"),
     "another container": logs(name="other"),
     "root in another container": logs(securityContext={**ROOT, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}),
+    "another image by its tag": {
+        "spec": {"volumes": [{"name": "x", "image": {"reference": "registry.example.com/plugins:2"}}]}
+    },
+    "another variable": an_engine(env=[{"name": "PLUGINS", "value": "x"}]),
+    "a variable with another source": an_engine(env=[{"name": "A", "value": "x"}]),
+    "another annotation": {"metadata": {"annotations": {"example.com/other": ""}}},
+    "the host's processes on Windows": {
+        "spec": {"hostNetwork": True, "securityContext": {"windowsOptions": {"hostProcess": True}}}
+    },
     "another path": {"spec": {"volumes": HOST_PATH["/"]}},
     "another Secret": {"spec": {"volumes": [{"name": "x", "secret": {"secretName": "other"}}]}},
     "another ConfigMap": {"spec": {"volumes": [{"name": "x", "configMap": {"name": "other"}}]}},
