@@ -197,21 +197,26 @@ class World:
         self.prometheus = Prometheus(PrometheusSettings(url, deadline_s=deadline_s), time.monotonic)
         self.metrics = ControlMetrics(CollectorRegistry())
         context = default_context()
+        defects = Defects(
+            OperatorMetrics().defects, monotonic=time.monotonic, changed=self.queue.add
+        )
         self.loop = ControlLoop(
             cache=self.cache,
             queue=self.queue,
             context=context,
             ledger=GpuLedger(self.cache, context.gpu_budget),
             source=MeasuredSource(
-                self.prometheus, None, may_send=lambda: True, monotonic=time.monotonic
+                self.prometheus,
+                None,
+                may_send=lambda: True,
+                monotonic=time.monotonic,
+                defects=defects,
             ),
             engines=self,
             replace_pod=self._replace,
             recorder=self,
             metrics=self.metrics,
-            defects=Defects(
-                OperatorMetrics().defects, monotonic=time.monotonic, changed=self.queue.add
-            ),
+            defects=defects,
             now=time.time,
             monotonic=time.monotonic,
         )

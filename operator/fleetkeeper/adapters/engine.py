@@ -187,21 +187,23 @@ class Engines:
         *,
         deadline_s: float = TIMEOUT_S,
         doubted: Collection[str] = (),
+        on_defect: Callable[[str, Exception], None] | None = None,
     ) -> dict[str, PodSample | None]:
         """Return the sample of each called pod by pod UID; None if its answer is not usable.
 
         Pods are called in the order given; those for which `deadline_s` left no time are not in the
         result. Pods in `doubted` (UIDs) have separate slots: they may all hang, and the result waits
-        for them no longer than `DOUBTED_S`.
+        for them no longer than `DOUBTED_S`. An unexpected error in reading one pod concerns that pod only:
+        `on_defect` is called with its UID and the error. Without `on_defect` the error is raised.
         """
         found: dict[str, PodSample | None] = {}
-        trusted: list[asyncio.Task[None]] = []
-        others: list[asyncio.Task[None]] = []
+        trusted: dict[asyncio.Task[None], str] = {}
+        others: dict[asyncio.Task[None], str] = {}
         for pod, edges in pods:
             is_doubted = pod.uid in doubted
             slots = self._doubted_slots if is_doubted else self._read_slots
             job = asyncio.create_task(self._scrape(pod, edges, slots, found))
-            (others if is_doubted else trusted).append(job)
+            (others if is_doubted else trusted)[job] = pod.uid
         began = asyncio.get_running_loop().time()
         try:
             if trusted:
@@ -213,9 +215,11 @@ class Engines:
             for job in (*trusted, *others):
                 job.cancel()
             ends = await asyncio.gather(*trusted, *others, return_exceptions=True)
-        for end in ends:
+        for uid, end in zip((*trusted.values(), *others.values()), ends, strict=True):
             if isinstance(end, Exception):
-                raise end
+                if on_defect is None:
+                    raise end
+                on_defect(uid, end)
         return found
 
     async def _scrape(

@@ -7,12 +7,16 @@ operator that does not run as a pod, the user gives a URL.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from typing import Any
 from urllib.request import urlopen
 
+from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.api import names
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.fleet_view import Gauges, ServiceKey, parse_gauges
+from fleetkeeper.commands.pages import read_pages
 
 OPERATOR_SELECTOR = "app.kubernetes.io/name=fleetkeeper"
 METRICS_PORT = 8080
@@ -50,7 +54,8 @@ class FleetSource:
         self._objects = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
         self._leases = client.CoordinationV1Api(api)
-        self._problems = (client.ApiException, HTTPError, OSError)
+        self._refusal = client.ApiException
+        self._problems = (client.ApiException, ApiError, HTTPError, OSError)
         self._operator_namespace = operator_namespace
         self._metrics_url = metrics_url
 
@@ -69,21 +74,32 @@ class FleetSource:
 
     def _services(self, namespace: str | None) -> list[dict[str, Any]]:
         group = (names.GROUP, names.VERSION)
+        ask = (
+            partial(self._objects.list_cluster_custom_object, *group, names.PLURAL)
+            if namespace is None
+            else partial(
+                self._objects.list_namespaced_custom_object, *group, namespace, names.PLURAL
+            )
+        )
+
+        def fetch(page: dict[str, str | int]) -> bytes:
+            answer = ask(
+                limit=page["limit"],
+                _continue=page.get("continue"),
+                _preload_content=False,
+                _request_timeout=TIMEOUT_S,
+            )
+            if answer.status != HTTPStatus.OK:
+                raise self._refusal(status=answer.status, reason=answer.reason)
+            return bytes(answer.data)
+
         try:
-            if namespace is None:
-                found = self._objects.list_cluster_custom_object(
-                    *group, names.PLURAL, _request_timeout=TIMEOUT_S
-                )
-            else:
-                found = self._objects.list_namespaced_custom_object(
-                    *group, namespace, names.PLURAL, _request_timeout=TIMEOUT_S
-                )
+            return [item for page in read_pages(fetch) for item in page["items"]]
         except self._problems as problem:
             raise FleetError(
                 f"cannot list InferenceServices of {self._host}: {_in_a_line(problem)}; "
                 "check the kubeconfig (KUBECONFIG) and your rights"
             ) from problem
-        return list(found["items"])
 
     def _metrics(self) -> str:
         """Return the metrics of the leader in Prometheus' text format.

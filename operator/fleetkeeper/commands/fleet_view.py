@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from fleetkeeper.adapters.kubernetes.reading import UNREAD, stand_in
 from fleetkeeper.api import rfc3339
 from fleetkeeper.common.values import change_in_words
 
@@ -118,7 +119,12 @@ def _changes(status: Mapping[str, Any]) -> tuple[Change, ...]:
 
 
 def view_of(resource: Mapping[str, Any], gauges: Gauges) -> ServiceView:
-    """Return the view of a service from its API object and its gauges (possibly empty)."""
+    """Return the view of a service from its API object and its gauges (possibly empty).
+
+    The view of a service that could not be read says so in its condition Ready.
+    """
+    if UNREAD in resource:
+        resource = {"metadata": resource["metadata"], "status": _unreadable(resource[UNREAD])}
     meta, status = resource["metadata"], resource.get("status") or {}
     objectives = _section(resource.get("spec") or {}, "objectives")
 
@@ -145,14 +151,37 @@ def view_of(resource: Mapping[str, Any], gauges: Gauges) -> ServiceView:
     )
 
 
+def _unreadable(why: object) -> dict[str, Any]:
+    ready = {"type": "Ready", "status": "Unknown", "reason": "Unreadable"}
+    return {"conditions": [{**ready, "message": f"This command cannot read the service: {why}."}]}
+
+
+def failed_view(namespace: str, name: str, problem: Exception) -> ServiceView:
+    """Return the view of a service that this command failed to show."""
+    why = f"{type(problem).__name__}: {problem}"
+    return view_of(stand_in(why, namespace=namespace, name=name), {})
+
+
 def views_of(
-    resources: Iterable[Mapping[str, Any]], gauges: Mapping[ServiceKey, Gauges]
+    resources: Iterable[Mapping[str, Any]],
+    gauges: Mapping[ServiceKey, Gauges],
+    checked: Callable[[ServiceView], object] = bool,
 ) -> list[ServiceView]:
-    """Return the views of all services, sorted by namespace and name."""
-    views = [
-        view_of(item, gauges.get((item["metadata"]["namespace"], item["metadata"]["name"]), {}))
-        for item in resources
-    ]
+    """Return the views of all services, sorted by namespace and name.
+
+    A service for which the view or `checked` raises is shown as unreadable, and hides no other.
+    """
+
+    def view(item: Mapping[str, Any]) -> ServiceView:
+        namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
+        try:
+            found = view_of(item, gauges.get((namespace, name), {}))
+            checked(found)
+        except Exception as problem:  # noqa: BLE001 - no list of types foresees what tenants write
+            return failed_view(namespace, name, problem)
+        return found
+
+    views = [view(item) for item in resources]
     return sorted(views, key=lambda view: (view.namespace, view.name))
 
 

@@ -112,7 +112,9 @@ def top(
     console = Console()
 
     def rendered(fleet: Fleet, problem: str = "") -> Group:
-        table = fleet_table(views_of(fleet.services, fleet.gauges), time.time())
+        now = time.time()
+        views = views_of(fleet.services, fleet.gauges, lambda view: fleet_table([view], now))
+        table = fleet_table(views, now)
         remarks = [Text(text, style="yellow") for text in (problem, fleet.remark) if text]
         if not fleet.services:
             remarks.append(Text("no InferenceServices found", style="dim"))

@@ -19,6 +19,7 @@ from fleetkeeper.commands.fleet_view import (
     Measured,
     ServiceKey,
     ServiceView,
+    failed_view,
     in_milliseconds,
     latency_in_milliseconds,
 )
@@ -36,10 +37,20 @@ BREAKER_TITLES: Final = frozenset(title for _, title in BREAKERS)
 
 
 def fleet_document(samples: Samples) -> Document:
-    """Return one row per service, sorted by namespace and name."""
+    """Return one row per service, sorted by namespace and name.
+
+    A service whose row cannot be made is shown as unreadable, and hides no other.
+    """
     snapshot = samples.snapshot
-    rows = [_summary(view, snapshot.specs[key]) for key, view in snapshot.views.items()]
+    rows = [_row(view, snapshot.specs[key]) for key, view in snapshot.views.items()]
     return {**_frame(snapshot), "services": rows}
+
+
+def _row(view: ServiceView, spec: Mapping[str, Any]) -> Document:
+    try:
+        return _summary(view, spec)
+    except Exception as problem:  # noqa: BLE001 - no list of types foresees what tenants write
+        return _summary(failed_view(view.namespace, view.name, problem), {})
 
 
 def service_document(samples: Samples, key: ServiceKey) -> Document:

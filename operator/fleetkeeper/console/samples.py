@@ -79,7 +79,8 @@ class Samples:
     def add(self, fleet: Fleet, now: float) -> None:
         """Add what was read at this time, in seconds since 1970."""
         views = {
-            (view.namespace, view.name): view for view in views_of(fleet.services, fleet.gauges)
+            (view.namespace, view.name): view
+            for view in views_of(fleet.services, fleet.gauges, _figures)
         }
         specs = {
             (item["metadata"]["namespace"], item["metadata"]["name"]): item.get("spec") or {}
@@ -110,9 +111,14 @@ class Samples:
     def _push(self, now: float, views: Mapping[ServiceKey, ServiceView]) -> None:
         _append(self._times, now)
         for key, ring in self._rings.items():
-            for name, figure_of in SERIES.items():
-                figure = figure_of(views[key]) if key in views else None
+            figures = _figures(views[key]) if key in views else {}
+            for name in SERIES:
+                figure = figures.get(name)
                 _append(ring[name], UNKNOWN if figure is None else figure)
+
+
+def _figures(view: ServiceView) -> dict[str, float | None]:
+    return {name: figure_of(view) for name, figure_of in SERIES.items()}
 
 
 def _append(ring: array[float], value: float) -> None:
@@ -147,11 +153,9 @@ class Sampler(threading.Thread):
     def sample(self) -> None:
         """Read the fleet once. A failure of any kind is shown in the page and tried again."""
         try:
-            fleet = self._reader.read_fleet(self._namespace)
+            self._samples.add(self._reader.read_fleet(self._namespace), time.time())
         except Exception as problem:  # noqa: BLE001 - the page shows it; the thread must not end
             self._samples.fail(problem_text(problem), time.time())
-        else:
-            self._samples.add(fleet, time.time())
 
 
 def problem_text(problem: Exception) -> str:

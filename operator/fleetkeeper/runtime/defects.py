@@ -124,7 +124,7 @@ class Contained:
     ) -> bool:
         """Contain every `Exception`, as `except Exception` would.
 
-        This is the only place that does so. A list of exception types is never complete, and a
+        This is the only place of the runtime that does so. A list of exception types is never complete, and a
         missing type would stop the whole fleet. Two exceptions are not defects and pass through: the
         loss of the lease, which ends the process, and cancellation, which is not an `Exception`.
         """

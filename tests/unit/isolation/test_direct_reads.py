@@ -22,6 +22,7 @@ from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodVie
 from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
+from tests.support.contained import new_defects
 from tests.support.control_cases import NOW, sample
 from tests.support.engine_metrics import metrics_text, parse_sample
 
@@ -176,8 +177,9 @@ async def test_reads_are_answered_while_every_order_hangs(monkeypatch: pytest.Mo
         requests = asyncio.create_task(engines.put_limits([request(n) for n in range(40)]))
         await port.until_held(16)
         source = MeasuredSource(
-            None, engines, may_send=lambda: True, monotonic=lambda: 0.0, deadline_s=GUARD_S
-        )
+            None, engines, may_send=lambda: True, monotonic=lambda: 0.0, deadline_s=GUARD_S,
+            defects=new_defects(),
+        )  # fmt: skip
         async with asyncio.timeout(GUARD_S):
             readings = await source.observe([target(n) for n in range(100, 140)], NOW)
         assert len(readings.samples) == 40
@@ -212,7 +214,7 @@ async def test_from_the_second_tick_on_a_hundred_tarpits_delay_no_read(
         good = {item.key for item in targets[100:]}
         source = MeasuredSource(
             None, engines, may_send=lambda: True, monotonic=asyncio.get_running_loop().time,
-            deadline_s=2.0,
+            deadline_s=2.0, defects=new_defects(),
         )  # fmt: skip
         await source.observe(targets, NOW)
         for tick in range(3):
@@ -255,8 +257,9 @@ async def test_a_hostile_answer_takes_little_memory_and_stops_nobody(
         port.hostile = {address(number): answer for number in range(8)}
         targets = [target(number) for number in range(9)]
         source = MeasuredSource(
-            None, engines, may_send=lambda: True, monotonic=lambda: 0.0, deadline_s=GUARD_S
-        )
+            None, engines, may_send=lambda: True, monotonic=lambda: 0.0, deadline_s=GUARD_S,
+            defects=new_defects(),
+        )  # fmt: skip
         tracemalloc.start()
         try:
             readings = await source.observe(targets, NOW)

@@ -20,6 +20,7 @@ from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.settings import SettingsError, load_settings
+from tests.support.contained import new_defects
 from tests.support.control_cases import NOW, Loop, sample
 
 KEY = Key("team-a", "chat")
@@ -49,7 +50,7 @@ class Fleet:
         ours: Any = self
         self.source = MeasuredSource(
             ours, ours if self.can_read else None, may_send=lambda: True,
-            monotonic=lambda: self.loop.now,
+            monotonic=lambda: self.loop.now, defects=new_defects(),
         )  # fmt: skip
 
     def rows(self, per_second: Mapping[str, float], source: Source) -> list[PodSample]:
@@ -81,6 +82,7 @@ class Fleet:
         *,
         deadline_s: float,
         doubted: Collection[str],
+        **_: object,
     ) -> dict[str, PodSample | None]:
         """The pods."""
         del deadline_s, doubted

@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Any, Final
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, Final
 
 from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer
 from fleetkeeper.adapters.kubernetes.reading import stand_in
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.common.values import Manifest
+
+if TYPE_CHECKING:
+    import aiohttp
 
 ANSWER_BYTES: Final = 2 * 1024 * 1024
 """Limit of one response and of one line of a watch. etcd accepts objects of up to 1.5 MiB."""

@@ -32,13 +32,15 @@ class PrometheusReading:
 
     `disputed`: pods with more than one series where one is expected; they have no sample.
     `problems`: one message for each query that gave nothing for some pods. `backlogs`: what the batch
-    process exports, by service.
+    process exports, by service. `defects`: pods whose series caused an unexpected error; they have no
+    sample.
     """
 
     samples: Mapping[PodKey, PodSample]
     disputed: frozenset[PodKey] = frozenset()
     problems: tuple[str, ...] = ()
     backlogs: Mapping[ServiceName, Backlog] = field(default_factory=dict)
+    defects: Mapping[PodKey, Exception] = field(default_factory=dict)
 
 
 class Fan:
@@ -52,6 +54,7 @@ class Fan:
         self._series = {pod: PodSeries(edges) for pod, edges in pods.items()}
         self._times: dict[PodKey, float] = {}
         self._disputed: set[PodKey] = set()
+        self._defects: dict[PodKey, Exception] = {}
         self._backlogs: dict[ServiceName, dict[str, float]] = {}
         self._lock = threading.Lock()
         self._is_open = True
@@ -73,7 +76,15 @@ class Fan:
                 elif name == DISPUTED:
                     self._disputed.add(pod)
                 else:
-                    _add(series, labels, value)
+                    self._add(pod, series, labels, value)
+
+    def _add(self, pod: PodKey, series: PodSeries, labels: Mapping[str, str], value: float) -> None:
+        try:
+            series.add(labels.get("__name__", ""), labels, value)
+        except TypeError:  # a label value that is not a string
+            return
+        except Exception as problem:  # noqa: BLE001 - the series of other pods are in the same rows
+            self._defects[pod] = problem
 
     def _take_backlogs(self, rows: list[Any]) -> None:
         namespaces = {namespace for namespace, _ in self._series}
@@ -99,6 +110,7 @@ class Fan:
             and not series.is_empty
             and pod[0] not in incomplete
             and pod not in self._disputed
+            and pod not in self._defects
         }
         wanted = (*BACKLOG_SERIES, BACKLOG_TIME)
         backlogs = {
@@ -106,14 +118,9 @@ class Fan:
             for service, found in self._backlogs.items()
             if found.keys() >= set(wanted)
         }
-        return PrometheusReading(samples, frozenset(self._disputed), problems, backlogs)
-
-
-def _add(series: PodSeries, labels: Mapping[str, str], value: float) -> None:
-    try:
-        series.add(labels.get("__name__", ""), labels, value)
-    except TypeError:  # a label value that is not a string
-        return
+        return PrometheusReading(
+            samples, frozenset(self._disputed), problems, backlogs, self._defects
+        )
 
 
 def _parsed(

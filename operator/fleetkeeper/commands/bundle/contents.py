@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -52,15 +53,32 @@ class Collector:
     def collect(self, namespace: str | None, name: str | None) -> None:
         """Read everything. What cannot be read is in the index of the archive."""
         self.progress("versions, CRD and nodes")
-        self._cluster()
+        with self._contained("cluster"):
+            self._cluster()
         self.progress(f"operator in namespace {self.operator_namespace}")
-        self._operator()
+        with self._contained("operator"):
+            self._operator()
         for where, service, found in list(self._services(namespace, name)):
             self.progress(f"service {where}/{service}")
-            self._service(where, service, found)
+            with self._contained(f"services/{where}/{service}"):
+                self._service(where, service, found)
         for path, pod in self.logs:
-            self.progress(f"logs of pod {pod['metadata']['namespace']}/{pod['metadata']['name']}")
-            self._pod_logs(path, pod)
+            about = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+            self.progress(f"logs of pod {about}")
+            with self._contained(f"{path}: logs of pod {about}"):
+                self._pod_logs(path, pod)
+
+    @contextmanager
+    def _contained(self, what: str) -> Iterator[None]:
+        """Record an error in one part: the others still belong into the bundle."""
+        try:
+            yield
+        except Exception as problem:  # noqa: BLE001 - no list of types foresees what tenants write
+            self.archive.note_missing(what, f"{type(problem).__name__}: {str(problem)[:500]}")
+
+    def _keep(self, what: str, value: Any) -> None:  # noqa: ANN401 - any JSON
+        with self._contained(what):
+            self.archive.add_object(what, value)
 
     def _get(self, what: str, path: str) -> dict[str, Any] | None:
         try:
@@ -134,9 +152,10 @@ class Collector:
     def _service(self, namespace: str, name: str, service: dict[str, Any] | None) -> None:
         folder = f"services/{namespace}/{name}"
         if service is not None:
-            self.archive.add_object(f"{folder}/inferenceservice.json", service)
-            view = view_of(service, self.gauges.get((namespace, name), {}))
-            self.archive.add_text(f"{folder}/explain.txt", explained(view, time.time()))
+            self._keep(f"{folder}/inferenceservice.json", service)
+            with self._contained(f"{folder}/explain.txt"):
+                view = view_of(service, self.gauges.get((namespace, name), {}))
+                self.archive.add_text(f"{folder}/explain.txt", explained(view, time.time()))
         selector = f"{names.LABEL_SERVICE}={name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
         found = self._objects(folder, tuple(CHILDREN), namespace, selector)
         self._events(folder, namespace, found, {name})
@@ -153,7 +172,7 @@ class Collector:
             if folder == "operator" and plural == "configmaps":
                 found = [item for item in found if SETTINGS_KEY in (item.get("data") or {})]
             if found:
-                self.archive.add_object(what, found)
+                self._keep(what, found)
             all_found[plural] = found
         self.logs += [(folder, pod) for pod in all_found["pods"]]
         return all_found
@@ -177,7 +196,7 @@ class Collector:
             if name in known or name in others or name.startswith(gone) or is_of_operator:
                 found.append(event)
         if found:
-            self.archive.add_object(what, found)
+            self._keep(what, found)
 
     def _pod_logs(self, folder: str, pod: Mapping[str, Any]) -> None:
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]

@@ -7,13 +7,17 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from fleetkeeper.adapters.kubernetes.bounds import decoded
+from fleetkeeper.adapters.kubernetes.errors import ApiError
+from fleetkeeper.commands.pages import read_pages
+
 TIMEOUT_S: Final = 10.0
 """The wait for a connection, and for the next bytes."""
 READ_S: Final = 60.0
 """The longest that one response may take."""
 OBJECT_BYTES: Final = 16 * 1024 * 1024
-PAGE: Final = 200
-MAX_PAGES: Final = 10
+MAX_OBJECTS: Final = 2000
+"""The most objects of a list; a page may be read up to five times until all its objects are decoded."""
 
 
 class ReadError(Exception):
@@ -38,12 +42,9 @@ class Reader:
         if is_cut:
             raise ReadError(f"larger than {OBJECT_BYTES} bytes")
         try:
-            found = json.loads(content)
-        except ValueError:
-            raise ReadError("the response is not JSON") from None
-        if not isinstance(found, dict):
-            raise ReadError("the response is not a JSON object")
-        return found
+            return decoded(content)
+        except ApiError as problem:
+            raise ReadError(problem.message) from None
 
     def list(self, path: str, **query: str | int) -> tuple[list[dict[str, Any]], bool]:
         """Return the objects of a list, and whether there are more than the bound.
@@ -52,20 +53,27 @@ class Reader:
             ReadError: A page could not be read.
         """
         found: list[dict[str, Any]] = []
-        more: dict[str, str | int] = {}
-        for _ in range(MAX_PAGES):
-            page = self.get(path, limit=PAGE, **query, **more)
-            kind = str(page.get("kind", "")).removesuffix("List")
-            version = page.get("apiVersion")
-            # The items of a list have no kind of their own.
-            found += [
-                {"apiVersion": version, "kind": kind, **item} for item in page.get("items") or ()
-            ]
-            token = (page.get("metadata") or {}).get("continue")
-            if not token:
-                return found, False
-            more = {"continue": token}
-        return found, True
+
+        def fetch(page: dict[str, str | int]) -> bytes:
+            content, is_cut = self.content(path, OBJECT_BYTES, **query, **page)
+            if is_cut:
+                raise ReadError(f"larger than {OBJECT_BYTES} bytes")
+            return content
+
+        try:
+            for page in read_pages(fetch):
+                if len(found) >= MAX_OBJECTS:
+                    return found, True
+                kind = str(page.get("kind", "")).removesuffix("List")
+                version = page.get("apiVersion")
+                # The items of a list have no kind of their own.
+                found += [
+                    {"apiVersion": version, "kind": kind, **item}
+                    for item in page.get("items") or ()
+                ]
+        except ApiError as problem:
+            raise ReadError(problem.message) from None
+        return found, False
 
     def content(self, path: str, max_bytes: int, **query: str | int) -> tuple[bytes, bool]:
         """Return at most `max_bytes` bytes of a response, and whether it has more.

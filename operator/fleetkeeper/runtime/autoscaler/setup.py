@@ -109,6 +109,7 @@ def build_control(
             engines if settings.direct_reads else None,
             may_send=may_send,
             monotonic=clock.monotonic,
+            defects=defects,
             deadline_s=DEADLINE_S,
         ),
         engines=engines,

@@ -23,6 +23,7 @@ from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.signals.series_map import STEP_CLASSES, edges_of
 from fleetkeeper.autoscale.types import ControlSettings, PodView
 from fleetkeeper.runtime.autoscaler.readings import Readings, Target
+from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.queue import Key
 
 log = structlog.get_logger(__name__)
@@ -51,12 +52,14 @@ class MeasuredSource:
         *,
         may_send: Callable[[], bool],
         monotonic: Callable[[], float],
+        defects: Defects,
         deadline_s: float = 4.0,
     ) -> None:
         self._prometheus = prometheus
         self._engines = engines
         self._may_send = may_send
         self._monotonic = monotonic
+        self._defects = defects
         self._deadline_s = deadline_s
         self._is_answering = True
         self._problems: tuple[str, ...] = ()
@@ -89,6 +92,11 @@ class MeasuredSource:
             reading = await asking
         finally:
             asking.cancel()
+        for target in targets:
+            for pod in target.pods:
+                problem = reading.defects.get((target.key.namespace, pod.name))
+                if problem is not None:
+                    self._defects.note("read_series", target.key, problem)
         found = _by_service(targets, reading.samples)
         disputed = self._note_disputes(targets, reading.disputed)
         lost = frozenset(
@@ -182,6 +190,7 @@ class MeasuredSource:
             [(pod, edges) for _, pod, edges in pods],
             deadline_s=self._deadline_s,
             doubted=self._doubted,
+            on_defect=self._noting({pod.uid: key for key, pod, _ in pods}),
         )
         found: dict[Key, list[PodSample]] = {}
         for key, pod, _ in pods:
@@ -210,6 +219,7 @@ class MeasuredSource:
             [(pod, target.edges) for target, pod in pods],
             deadline_s=self._deadline_s,
             doubted={pod.uid for _, pod in pods},
+            on_defect=self._noting({pod.uid: target.key for target, pod in pods}),
         )
         found: dict[Key, list[PodSample]] = {}
         for target, pod in pods:
@@ -217,6 +227,14 @@ class MeasuredSource:
             if sample is not None:
                 found.setdefault(target.key, []).append(sample)
         return {key: tuple(samples) for key, samples in found.items()}
+
+    def _noting(self, services: Mapping[str, Key]) -> Callable[[str, Exception], None]:
+        """Return a function that records an error in reading a pod as a defect of its service."""
+
+        def note(uid: str, problem: Exception) -> None:
+            self._defects.note("read_pod", services[uid], problem)
+
+        return note
 
     def _forget_others(self, targets: Sequence[Target]) -> None:
         """Forget all services and pods but these."""

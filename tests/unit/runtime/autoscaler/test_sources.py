@@ -16,6 +16,7 @@ from fleetkeeper.autoscale.types import ControlSettings, PodView
 from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
+from tests.support.contained import new_defects
 from tests.support.control_cases import NOW, sample
 
 
@@ -64,6 +65,7 @@ class Doubles:
         *,
         deadline_s: float,
         doubted: Collection[str],
+        **_: object,
     ) -> dict[str, PodSample | None]:
         """The engines."""
         self.deadlines.append(deadline_s)
@@ -83,6 +85,7 @@ class Doubles:
             ours if direct else None,
             may_send=lambda: True,
             monotonic=lambda: self.clock,
+            defects=new_defects(),
             deadline_s=3.0,
         )
 
