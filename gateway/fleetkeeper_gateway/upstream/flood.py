@@ -48,20 +48,20 @@ class BoundedResponses(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of the service, and end the connection if they are a flood."""
-        if len(data) <= _PART_BYTES:
-            self._parse(data)
+        size = len(data)
+        if size > _PART_BYTES:
+            for start in range(0, size, _PART_BYTES):
+                self.data_received(data[start : start + _PART_BYTES])
             return
-        for start in range(0, len(data), _PART_BYTES):
-            self._parse(data[start : start + _PART_BYTES])
-
-    def _parse(self, data: bytes) -> None:
         if self._is_flooded:
             return
         super().data_received(data)
-        self._wire_bytes += len(data)
-        if self._reading_paused:
-            # The parser keeps bytes back for a slow reader. It parses them all before more are read.
-            return
+        self._wire_bytes += size
+        # The parser keeps bytes back for a slow reader. It parses them all before more are read.
+        if self._wire_bytes > MAX_FRAMING_BYTES and not self._reading_paused:
+            self._check_framing()
+
+    def _check_framing(self) -> None:
         payload = self._payload
         body_bytes = payload.total_bytes if payload is not None else 0
         if self._wire_bytes - body_bytes > MAX_FRAMING_BYTES + body_bytes // 4:
