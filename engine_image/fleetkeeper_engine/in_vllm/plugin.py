@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from fleetkeeper_engine.in_vllm.seeds import keep_generators
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.nvml import load_nvml, process_bytes
 from fleetkeeper_engine.shm.layout import CapBlock, LoadBlock
 from fleetkeeper_engine.shm.region import Region
 
@@ -44,6 +45,10 @@ class Device(Protocol):
 
     def allocated_bytes(self) -> int:
         """Return the reserved bytes that are allocated."""
+        ...
+
+    def own_bytes(self) -> int | None:
+        """Return the bytes of this process on the device; None if they are not known."""
         ...
 
     def set_fraction(self, fraction: float) -> None:
@@ -76,6 +81,11 @@ class TorchDevice:
 
         return int(torch.cuda.memory_allocated(self.index))
 
+    def own_bytes(self) -> int | None:
+        """Return the bytes of this process on the device, as NVML lists them."""
+        nvml = load_nvml()
+        return None if nvml is None else process_bytes(nvml, os.environ, self.index, os.getpid())
+
     def set_fraction(self, fraction: float) -> None:
         """Limit the allocator to a fraction of the device's memory."""
         import torch  # noqa: PLC0415 - as above
@@ -83,44 +93,36 @@ class TorchDevice:
         torch.cuda.set_per_process_memory_fraction(fraction, self.index)
 
 
-class CapTooLowError(RuntimeError):
-    """The memory outside torch's allocator already fills the cap."""
-
-
 def allocator_fraction(cap_ratio: float, total_bytes: int, non_torch_bytes: int) -> float:
-    """Return the fraction of the device for torch's allocator: (cap - non-torch) / total.
-
-    Raises:
-        CapTooLowError: if nothing is left for it.
-    """
-    fraction = cap_ratio - non_torch_bytes / total_bytes
-    if fraction <= 0.0:
-        raise CapTooLowError(
-            f"{non_torch_bytes / 2**30:.2f} GiB of {total_bytes / 2**30:.2f} GiB are in use outside torch's "
-            f"allocator, which is more than the cap of {cap_ratio:.0%}"
-        )
-    return min(1.0, fraction)
+    """Return the fraction of the device for torch's allocator: (cap - non-torch) / total; at least 0."""
+    return min(1.0, max(0.0, cap_ratio - non_torch_bytes / total_bytes))
 
 
 def arm(device: Device, index: int, cap_ratio: float) -> CapBlock:
     """Limit the allocator to the cap and return the values that were set.
 
-    Raises:
-        CapTooLowError: if the memory outside the allocator already fills the cap.
+    The cap stays unarmed if the memory outside the allocator fills it. Neighbors on a shared device
+    are not part of that memory, unless it is not known which memory is this process's own.
     """
-    free, total = device.memory()
-    non_torch = max(0, total - free - device.reserved_bytes())
+    (free, total), reserved = device.memory(), device.reserved_bytes()
+    own_bytes = device.own_bytes()
+    # A process that has less than torch reserved here has this one's number in another PID namespace.
+    own = own_bytes is not None and own_bytes >= reserved
+    used = own_bytes if own and own_bytes is not None else total - free
+    non_torch = max(0, used - reserved)
     fraction = allocator_fraction(cap_ratio, total, non_torch)
-    device.set_fraction(fraction)
+    if fraction:
+        device.set_fraction(fraction)
     return CapBlock(
         pid=os.getpid(),
-        armed=True,
+        armed=fraction > 0.0,
+        own=own,
         device=index,
         fraction=fraction,
         total_bytes=total,
         non_torch_bytes=non_torch,
         allocated_bytes=device.allocated_bytes(),
-        reserved_bytes=device.reserved_bytes(),
+        reserved_bytes=reserved,
         written=time.monotonic(),
     )
 
@@ -156,6 +158,9 @@ def arm_worker(
     torch_device = make_device(index)
     armed = arm(torch_device, index, VllmSettings.of_environment().cap_percent / 100)
     region.write_cap(rank, armed)
+    if not armed.armed:
+        logger.error("the memory cap is not armed: %s", armed.refusal)
+        return
     logger.info("memory cap armed rank=%d fraction=%.3f", rank, armed.fraction)
     threading.Thread(
         target=report_forever,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from fleetkeeper_engine.shm.layout import CAP, HEARTBEAT, LOAD, MIDDLEWARE, SCHEDULER, SUPERVISOR
 
-VERSION = 7
+VERSION = 8
 """Version of slots and tables together. A process with another version ignores the region."""
 MAGIC = b"FKPAGE\x00\x00"
 MAX_RANKS = 64

@@ -235,6 +235,9 @@ class CapBlock:
 
     pid: int = 0
     armed: bool = False
+    """False if `non_torch_bytes` leave torch's allocator nothing below the cap."""
+    own: bool = False
+    """True if `non_torch_bytes` are of this process alone; False if they are of the whole device."""
     device: int = 0
     fraction: float = 0.0
     """Fraction of the device's memory that torch's allocator may take."""
@@ -245,6 +248,17 @@ class CapBlock:
     reserved_bytes: int = 0
     """The reserved memory that is not allocated is fragmentation: 1 - allocated / reserved."""
     written: float = 0.0
+
+    @property
+    def refusal(self) -> str:
+        """Return why the cap is not armed."""
+        text = (
+            f"{self.non_torch_bytes / 2**30:.2f} GiB of {self.total_bytes / 2**30:.2f} GiB are in use "
+            "outside torch's allocator, which leaves it nothing below the cap"
+        )
+        if self.own:
+            return text
+        return f"{text}; other processes on device {self.device} count, because NVML does not list this one"
 
     @property
     def fragmentation_ratio(self) -> float:

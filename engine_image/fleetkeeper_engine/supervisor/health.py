@@ -151,7 +151,8 @@ class Readiness:
     """The conditions that must hold before a pod gets requests."""
 
     started: bool
-    cap_armed: bool
+    cap: str
+    """Why the memory cap is not armed; empty if it is."""
     draining: bool
     moving: bool
     child_alive: bool
@@ -162,7 +163,7 @@ class Readiness:
         conditions = (
             (self.child_alive, "vLLM is not running"),
             (self.started, "no token was generated yet"),
-            (self.cap_armed, "the memory cap is not armed on every rank"),
+            (not self.cap, self.cap),
             (not self.draining, "draining"),
             (self.moving, "hung: pending requests, but no step completes"),
         )

@@ -159,9 +159,12 @@ class PodState:
         found = (self.region.read_cap(rank) for rank in range(self.region.ranks))
         return [cap for cap in found if cap is not None]
 
-    def cap_armed(self) -> bool:
-        """Return whether every rank's allocator is limited to the cap. On CPU, plan and watch enforce it."""
-        return self.document.accelerator is Accelerator.CPU or self.region.caps_armed()
+    def cap_obstacle(self) -> str:
+        """Return why not every rank's allocator is limited to the cap; empty if it is, and on CPU."""
+        if self.document.accelerator is Accelerator.CPU or self.region.caps_armed():
+            return ""
+        refusals = [cap.refusal for cap in self.caps() if not cap.armed]
+        return ": ".join(["the memory cap is not armed on every rank", *refusals[:1]])
 
     def start_seconds(self, now: float) -> dict[StartStage, float]:
         """Return the seconds of each stage of the start that has begun."""
@@ -194,7 +197,7 @@ class PodState:
         """Return the conditions of readiness."""
         return Readiness(
             started=self.started,
-            cap_armed=self.cap_armed(),
+            cap=self.cap_obstacle(),
             draining=self.draining,
             moving=is_moving(self.progress, now, self._stall_s)
             and not self.server_silent(now, SERVER_PATIENCE_S),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from fleetkeeper_engine.nvml import DeviceReader, load_nvml
 from fleetkeeper_engine.spec import (
     ENVIRONMENT,
     EngineDocument,
@@ -24,7 +25,6 @@ from fleetkeeper_engine.supervisor.launch.memory_plan import GIB
 from fleetkeeper_engine.supervisor.launch.prepare import prepare
 from fleetkeeper_engine.supervisor.launch.prepared import pod_limit_bytes
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
-from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
 from fleetkeeper_engine.supervisor.process import Reaper
 from fleetkeeper_engine.tools import standalone
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fleetkeeper_engine.nvml import load_nvml
 from fleetkeeper_engine.spec import CONTRACT
-from fleetkeeper_engine.supervisor.memory.nvml import load_nvml
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the processes of an engine share memory there
 

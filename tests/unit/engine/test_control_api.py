@@ -159,6 +159,10 @@ async def test_a_cuda_pod_is_not_ready_before_every_rank_armed_its_cap(tmp_path:
     async with bench.client:
         status, text = await bench.status("/healthz/ready")
         assert (status, "cap is not armed" in text) == (503, True)
+        bench.region.write_cap(0, CapBlock(total_bytes=2**30, non_torch_bytes=2**29))
+        _, text = await bench.status("/healthz/ready")
+        assert "0.50 GiB of 1.00 GiB are in use" in text
+        assert "other processes on device 0 count, because NVML does not list this one" in text
         cap = CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75, written=time.monotonic())
         bench.region.write_cap(0, cap)
         assert (await bench.status("/healthz/ready"))[0] == 200

@@ -196,7 +196,8 @@ def test_progress_within_the_stall_time_is_never_called_dead(
 
 
 def test_readiness_names_every_obstacle() -> None:
-    good = Readiness(started=True, cap_armed=True, draining=False, moving=True, child_alive=True)
+    good = Readiness(started=True, cap="", draining=False, moving=True, child_alive=True)
     assert good.obstacles == ()
-    bad = Readiness(started=False, cap_armed=False, draining=True, moving=False, child_alive=False)
+    bad = Readiness(started=False, cap="not armed", draining=True, moving=False, child_alive=False)
     assert len(bad.obstacles) == 5
+    assert "not armed" in bad.obstacles

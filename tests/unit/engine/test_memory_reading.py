@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import pytest
 
+from fleetkeeper_engine.nvml import DeviceReader
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
-from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader
 from fleetkeeper_engine.supervisor.memory.watch import device_reader, process_reader
 
 GIB = 1024**3

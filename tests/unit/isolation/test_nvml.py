@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, is_descendant
+from fleetkeeper_engine.nvml import DeviceReader, is_descendant, process_bytes
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState, decide_memory, device_reader
 
 GIB = 1024**3
@@ -75,6 +75,29 @@ def test_only_our_own_processes_count_and_what_cannot_be_known_is_said(
     assert (device.used_bytes // GIB, device.own) == (counted, own)
     use = device_reader(reader(SharedNvml(processes, used)))()
     assert (use.ratio, use.own) == (counted / 80, own)
+
+
+@pytest.mark.parametrize(
+    ("processes", "own"),
+    [
+        ({OURS: 30, NEIGHBOR: 40}, 30),
+        ({NEIGHBOR: 40}, None),  # the driver lists the node's numbers, or hides us
+        ({}, None),
+        ({OURS: None}, None),
+    ],
+)
+def test_a_worker_asks_for_its_own_process(
+    processes: dict[int, int | None], own: int | None
+) -> None:
+    found = process_bytes(SharedNvml(processes, 71), {}, 0, OURS)
+    assert found == (None if own is None else own * GIB)
+
+
+def test_a_device_that_nvml_cannot_name_or_list_has_no_known_processes() -> None:
+    nvml = SharedNvml({OURS: 30}, 71)
+    assert process_bytes(nvml, {}, 1, OURS) is None
+    nvml.lists = False
+    assert process_bytes(nvml, {"CUDA_VISIBLE_DEVICES": "GPU-1"}, 0, OURS) is None
 
 
 def test_a_driver_that_lists_no_processes_still_says_how_full_the_device_is() -> None:

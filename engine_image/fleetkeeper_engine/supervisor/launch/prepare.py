@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleetkeeper_contract.exit_codes import DeathClass
+from fleetkeeper_engine.nvml import DeviceReader, load_nvml
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
 from fleetkeeper_engine.supervisor.launch import cpu_probe, model_info_cache
@@ -57,7 +58,6 @@ from fleetkeeper_engine.supervisor.launch.prepare_simulated import prepare_simul
 from fleetkeeper_engine.supervisor.launch.prepared import Prepared, pod_limit_bytes
 from fleetkeeper_engine.supervisor.launch.start_measurements import read_measured
 from fleetkeeper_engine.supervisor.memory.cgroup import read_cpu_quota
-from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader, load_nvml
 
 logger = logging.getLogger("fleetkeeper.prepare")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from fleetkeeper_engine.nvml import DeviceReader
 from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.launch.features import Features
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
-from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from fleetkeeper_engine.nvml import DeviceReader
 from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
-from fleetkeeper_engine.supervisor.memory.nvml import DeviceReader
 
 SAMPLE_PERIOD_S = 0.1
 OVER_CAP_PATIENCE_S = 10.0

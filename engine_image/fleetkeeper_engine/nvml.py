@@ -116,6 +116,21 @@ class DeviceReader:
         return sum(int(process.usedGpuMemory) for process in own) if self._seen[number] else None
 
 
+def process_bytes(nvml: Nvml, environment: Mapping[str, str], index: int, pid: int) -> int | None:
+    """Return the memory of one process on a device by its CUDA index; None if NVML does not know it.
+
+    In a container, a driver lists either the container's own process IDs, or those of the node.
+    """
+    try:
+        handle = nvml_handle(nvml, _visible(nvml, environment)[index])
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except (IndexError, getattr(nvml, "NVMLError", OSError)):
+        # No such device by this name, or the device does not list its processes.
+        return None
+    used = [process.usedGpuMemory for process in processes if int(process.pid) == pid]
+    return sum(map(int, used)) if used and None not in used else None
+
+
 def is_descendant(pid: int, root: int | None = None, proc: Path = Path("/proc")) -> bool:
     """Return whether a process descends from `root` (default: this process). An ended one does not."""
     root = os.getpid() if root is None else root
