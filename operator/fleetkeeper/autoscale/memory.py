@@ -54,7 +54,7 @@ class ControlMemory:
     the Deployment does not have the allocated replicas. `open_engines`: pods that demand no grant although
     the service does. `were_open`: the status of the previous leader names such pods. `asked_at`: when
     pods last had to be read directly. `backlog`: the last one known. `shown_*`, `peak_percent`,
-    `over_cap_pod`, `changes`: what the status shows.
+    `over_cap_pod`, `memory_own`, `changes`: what the status shows.
     """
 
     signals: SignalsMemory = field(default_factory=SignalsMemory)
@@ -77,6 +77,7 @@ class ControlMemory:
     shown_batching: Shown = field(default_factory=Shown)
     peak_percent: int = 0
     over_cap_pod: str | None = None
+    memory_own: bool = True
     shown_breaker: BreakerReport | None = None
     changes: tuple[Change, ...] = ()
 

@@ -83,7 +83,10 @@ def build_report(
         batching=_batching(decision, memory),
         breaker=memory.shown_breaker,
         memory=MemoryReport(
-            decision.settings.cap_percent, memory.peak_percent, memory.over_cap_pod
+            decision.settings.cap_percent,
+            memory.peak_percent,
+            memory.over_cap_pod,
+            memory.memory_own,
         ),
         remedy=decision.remedy.value,
         decisions=memory.changes,
@@ -103,6 +106,7 @@ def _shown_memory(
     """Return the memory with what the status shows after this tick; the same object if unchanged."""
     limits = f"{decision.in_force.sequences}/{decision.in_force.tokens}"
     why = _why(decision, memory.shown_scaling, desired)
+    signals = decision.signals
     scaling = _shown(memory.shown_scaling, str(desired), why, now)
     batching = _shown(memory.shown_batching, limits, decision.limits, now)
     after = replace(
@@ -110,8 +114,9 @@ def _shown_memory(
         shown_scaling=scaling,
         shown_batching=batching,
         changes=_changes(decision, memory, scaling, batching, now),
-        peak_percent=max(memory.peak_percent, round(100 * decision.signals.memory_peak_ratio)),
+        peak_percent=max(memory.peak_percent, round(100 * signals.memory_peak_ratio)),
         over_cap_pod=_over_cap_pod(decision, memory),
+        memory_own=signals.memory_own if signals.reporting_pods else memory.memory_own,
         shown_breaker=_shown_breaker(memory.shown_breaker, _breaker(decision)),
     )
     return memory if after == memory else after

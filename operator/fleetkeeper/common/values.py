@@ -101,12 +101,13 @@ class MemoryReport:
     """The memory cap, and the highest peak measured (0: none yet), in percent.
 
     `over_cap_pod`: the replica with a peak above the cap, "" for none. None: this process has not
-    measured it yet.
+    measured it yet. `own`: False if the memory of a replica includes that of other pods.
     """
 
     cap_percent: int
     peak_percent: int = 0
     over_cap_pod: str | None = None
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,9 +234,11 @@ POD = PodView("chat-0", "uid-0", NOW - 600, True, NOW - 500, ip="127.0.0.1")
 
 
 @pytest.mark.promise("without-prometheus")
-async def test_a_direct_scrape_gives_the_same_record() -> None:
-    """What the pod exposed is what comes out, marked as direct."""
-    held = sample(NOW)
+@pytest.mark.parametrize("flag", [0.0, 1.0])
+async def test_a_direct_scrape_gives_the_same_record(flag: float) -> None:
+    """What the pod exposed is what comes out, marked as direct. Flags of older engines are 1."""
+    gauges = sample(NOW).gauges._replace(live_limits=flag, memory_own=flag)
+    held = sample(NOW, gauges=gauges)
 
     async def handler(_: web.Request) -> web.Response:
         return web.Response(text=metrics_text(held, EDGES))
@@ -289,6 +291,7 @@ def test_a_missing_metric_is_named(name: str) -> None:
     optional = name in {
         "fleetkeeper_memory_used_ratio",
         "fleetkeeper_memory_peak_ratio",
+        "fleetkeeper_memory_own",
         "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
         "fleetkeeper_hung",

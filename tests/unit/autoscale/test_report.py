@@ -206,6 +206,21 @@ def test_missing_metrics_set_metrics_compatible_to_false() -> None:
     assert "fleetkeeper_steps_total" in message
 
 
+@pytest.mark.parametrize("peak", [0.75, 0.83])
+@pytest.mark.parametrize("own", [1.0, 0.0])
+def test_memory_that_includes_other_pods_is_reported_as_such(peak: float, own: float) -> None:
+    """The driver lists no process of one replica."""
+    loop = Loop()
+    gauges = Gauges(running=20, memory_peak_ratio=peak, memory_own=own, kv_capacity_tokens=4e5)
+    for _ in range(6):
+        rows = loop.samples(gauges=gauges)
+        decision = loop.tick(
+            [rows[0], *(replace(row, gauges=gauges._replace(memory_own=1.0)) for row in rows[1:])]
+        )
+    _, _, message = condition(reported(loop, decision), ConditionType.MEMORY_WITHIN_CAP)
+    assert ("including other pods" in message) is (own == 0.0)
+
+
 @pytest.mark.parametrize(("peak", "status"), [(0.75, "True"), (0.80, "True"), (0.83, "False")])
 def test_memory_above_the_cap_is_reported_with_pod_and_share(peak: float, status: str) -> None:
     """From the measured peak."""

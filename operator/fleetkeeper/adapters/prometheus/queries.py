@@ -178,7 +178,10 @@ def queries_for(
     ]
     optional: list[tuple[str, Callable[[str], str]]] = [
         (DISPUTED, _disputed(f"{waits}|{steps}")),
-        ("memory", _named("memory_(used|peak|fragmentation)_ratio|live_limits_supported|hung")),
+        (
+            "memory",
+            _named("memory_((used|peak|fragmentation)_ratio|own)|live_limits_supported|hung"),
+        ),
     ]
     optional.append(
         (

@@ -49,6 +49,7 @@ def with_sums(signals: Signals, tracks: Sequence[PodTrack], tokens: TokenUse) ->
         memory_used_ratio=max(t.history[-1].gauges.memory_used_ratio for t in tracks),
         memory_peak_ratio=peak,
         memory_peak_pod=peak_pod,
+        memory_own=all(g.memory_own > 0 for g in per_pod),
         ttft_s=ttft_s,
         itl_s=itl_s,
         live_limits=all(g.live_limits > 0 for g in per_pod),

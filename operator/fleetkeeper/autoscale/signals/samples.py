@@ -86,6 +86,7 @@ class Gauges(NamedTuple):
     kv_resident_tokens: float = 0.0
     memory_used_ratio: float = 0.0
     memory_peak_ratio: float = 0.0
+    memory_own: float = 1.0
     live_limits: float = 1.0
     memory_fragmentation_ratio: float = 0.0
     hung: float = 0.0

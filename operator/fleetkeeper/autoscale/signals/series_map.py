@@ -73,6 +73,7 @@ def _table() -> dict[tuple[str, str], Place]:
         ("fleetkeeper_kv_resident_tokens", ""): _gauge("kv_resident_tokens"),
         ("fleetkeeper_memory_used_ratio", ""): _gauge("memory_used_ratio"),
         ("fleetkeeper_memory_peak_ratio", ""): _gauge("memory_peak_ratio"),
+        ("fleetkeeper_memory_own", ""): _gauge("memory_own"),
         ("fleetkeeper_memory_fragmentation_ratio", ""): _gauge("memory_fragmentation_ratio"),
         ("fleetkeeper_live_limits_supported", ""): _gauge("live_limits"),
         ("fleetkeeper_hung", ""): _gauge("hung"),
@@ -107,6 +108,7 @@ OPTIONAL: Final = frozenset(
     {
         "fleetkeeper_memory_used_ratio",
         "fleetkeeper_memory_peak_ratio",
+        "fleetkeeper_memory_own",
         "fleetkeeper_memory_fragmentation_ratio",
         "fleetkeeper_live_limits_supported",
         "fleetkeeper_hung",
@@ -116,6 +118,8 @@ OPTIONAL: Final = frozenset(
 )
 """Names of series that decisions do not require."""
 
+SINGLE: Final = frozenset({"fleetkeeper_live_limits_supported", "fleetkeeper_memory_own"})
+"""Names of series that replace the value of an engine without them, which is not 0."""
 REQUIRED: Final = frozenset(name for name, _ in PLACES) - OPTIONAL
 SERIES: Final = frozenset(name for name, _ in PLACES)
 SHOWN: Final = frozenset(name for name, _ in PLACES if name.startswith((TTFT, ITL, START)))
@@ -151,7 +155,7 @@ class PodSeries:
         if sums is None:
             length = _LENGTHS.get(record, len(StepSums._fields))
             sums = self._records[record] = [0.0] * length
-        if name == "fleetkeeper_live_limits_supported":
+        if name in SINGLE:
             sums[index] = value
         else:
             sums[index] += value

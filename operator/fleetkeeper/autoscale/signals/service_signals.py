@@ -71,6 +71,7 @@ class Signals:
     memory_used_ratio: float = 0.0
     memory_peak_ratio: float = 0.0
     memory_peak_pod: str = ""
+    memory_own: bool = True
     live_limits: bool = True
     hung_pods: tuple[str, ...] = ()
     long_hung_pods: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from fleetkeeper.common.values import ScalingReport
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.value import Value, false, gpu_limit_message, kept, parsed, true
 
+_SHARED = " The driver does not list the processes of a replica, so everything on its devices counts, including other pods."
 _PINNED = "Autoscaling is off: spec.replicas is set. To remove it:"
 """Followed by a command, which with the longest names leaves 61 characters for this text."""
 
@@ -41,10 +42,10 @@ def memory_within_cap(assessment: Assessment) -> Value:
         return kept(assessment, ConditionType.MEMORY_WITHIN_CAP, Reason.NOT_MEASURED)
     if memory.over_cap_pod:
         text = f"Replica {memory.over_cap_pod} had a memory peak above the cap of {memory.cap_percent}%. The highest peak of all replicas is {memory.peak_percent}%."
-        return false(Reason.ABOVE_CAP, text)
+        return false(Reason.ABOVE_CAP, text if memory.own else text + _SHARED)
     if not memory.peak_percent:
         return Value(Status.UNKNOWN, Reason.NOT_MEASURED, Reason.NOT_MEASURED.text)
-    return true(Reason.WITHIN_CAP)
+    return true(Reason.WITHIN_CAP, "" if memory.own else Reason.WITHIN_CAP.text + _SHARED)
 
 
 def scaling_limited(assessment: Assessment) -> Value:
