@@ -33,6 +33,11 @@ class Step:
         return sum(self.num_scheduled_tokens.values())
 
 
+def outputs_of(*tokens: int) -> dict[int, Any]:
+    """What vLLM makes of a step that gave each sequence so many tokens."""
+    return {0: SimpleNamespace(outputs=[SimpleNamespace(new_token_ids=[5] * n) for n in tokens])}
+
+
 class StandIn:
     """The part of vLLM's scheduler that ours touches, with vLLM's names."""
 
@@ -58,8 +63,8 @@ class StandIn:
         )
         return self.next
 
-    def update_from_output(self, *_: Any) -> str:
-        return "outputs"
+    def update_from_output(self, _: Step, outputs: Any) -> Any:
+        return outputs
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.running or self.waiting)

@@ -206,12 +206,11 @@ class LiveScheduling:
         if flight is None or now >= self._count_due:
             self._count(now)
 
-    def after_update(self, step: Any, output: Any) -> None:  # noqa: ANN401 - vLLM's types
-        """Record the output of a step. Count at once if no step follows."""
+    def after_update(self, step: Any, outputs: Any) -> None:  # noqa: ANN401 - vLLM's types
+        """Record the outputs of a step. Count at once if no step follows."""
         now = self._clock()
-        sampled = getattr(output, "sampled_token_ids", None) or ()
         left = self._scheduler.has_unfinished_requests()
-        self.record.record_output(step, sampled, now, work_left=left)
+        self.record.record_output(step, outputs, now, work_left=left)
         if not left or (now >= self._count_due and not self._asks_grammar):
             self._count(now, idle=not left)
 

@@ -60,7 +60,7 @@ class LiveLimits(SchedulerMixin):
             scheduler_output, model_runner_output, *args, **kwargs
         )
         if self._live is not None:
-            self._guarded(self._live.after_update, scheduler_output, model_runner_output)
+            self._guarded(self._live.after_update, scheduler_output, result)
         return result
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as vLLM's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,15 @@ def is_blocked(status: Any) -> bool:  # noqa: ANN401 - vLLM's RequestStatus
     the next input of a stream. Names are compared because the set differs between releases.
     """
     return str(getattr(status, "name", "")).startswith("WAITING_FOR_")
+
+
+def tokens_sent(outputs: Mapping[int, Any]) -> int:
+    """Return the tokens in a step's outputs, which vLLM has by the number of their API server.
+
+    The workers return more: with asynchronous scheduling a step is under way when a request ends,
+    and vLLM drops what that step generated for it.
+    """
+    return sum(len(output.new_token_ids) for part in outputs.values() for output in part.outputs)
 
 
 def whole(value: object) -> int:

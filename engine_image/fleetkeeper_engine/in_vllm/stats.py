@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fleetkeeper_contract.histogram_buckets import (
     BATCH_SEQUENCES_EDGES,
@@ -19,6 +20,7 @@ from fleetkeeper_contract.histogram_buckets import (
 )
 from fleetkeeper_contract.step_terms import TERMS, StepClass
 from fleetkeeper_engine.in_vllm.priority import Origin, request_of
+from fleetkeeper_engine.in_vllm.scheduler_facts import tokens_sent
 from fleetkeeper_engine.shm.layout import HEARTBEAT, SCHEDULER, TIERS, Cells
 from fleetkeeper_engine.shm.step_sums import products
 
@@ -94,7 +96,7 @@ class SchedulerRecord:
         self.heartbeat.clear()
         self._heartbeat_cells = self.heartbeat.whole
         self._flights: deque[Flight] = deque()
-        self._ended: list[tuple[Flight, float, Collection[Sized]]] = []
+        self._ended: list[tuple[Flight, float, Mapping[int, Any]]] = []
         self._seen: dict[int, None] = {}
         self._interval_start: float | None = None
 
@@ -142,9 +144,9 @@ class SchedulerRecord:
         self._real[_WAITED + origin.tier] += wait_s
 
     def record_output(
-        self, step: object, sampled: Collection[Sized], now: float, *, work_left: bool
+        self, step: object, outputs: Mapping[int, Any], now: float, *, work_left: bool
     ) -> None:
-        """Record the output of a step; `sampled` holds the tokens of each sequence.
+        """Record the outputs of a step, as vLLM sends them to its API servers.
 
         Steps come back in the order they were sent. A step that never came back, because its output
         was dropped, is forgotten with the next one. Batch time is the time since the last update
@@ -159,15 +161,15 @@ class SchedulerRecord:
             flight = self._pop_flight(step)
         if flight is not None:
             start = flight.sent if self._interval_start is None else self._interval_start
-            self._ended.append((flight, max(0.0, now - start), sampled))
+            self._ended.append((flight, max(0.0, now - start), outputs))
         self._interval_start = now if work_left or self._flights else None
 
     def count(self) -> None:
         """Count the steps that came back since the last call."""
         whole = self._whole
-        for flight, seconds, sampled in self._ended:
+        for flight, seconds, outputs in self._ended:
             self._count(flight, seconds)
-            whole[_GENERATED] += sum(map(len, sampled))
+            whole[_GENERATED] += tokens_sent(outputs)
         whole[_WORKED] += len(self._ended)
         self._ended.clear()
 

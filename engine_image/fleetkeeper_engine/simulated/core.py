@@ -65,11 +65,16 @@ class SequenceOutput(NamedTuple):
     finished_reason: str | None = None
     prefill: Prefill | None = None
 
+    @property
+    def new_token_ids(self) -> range:
+        """Return as many tokens, under vLLM's name."""
+        return range(self.new_token_count)
 
-class ModelOutput(NamedTuple):
-    """What vLLM's workers return: the tokens of each sequence that got some."""
 
-    sampled_token_ids: list[tuple[int]]
+class StepOutputs(NamedTuple):
+    """What a step gave all requests of an API server."""
+
+    outputs: list[SequenceOutput]
 
 
 class Lateness:
@@ -201,8 +206,8 @@ class SimulatedCore:
         elif scheduler.has_unfinished_requests():
             end += BLOCKED_POLL_S
             await self._sleep(max(0.0, end - self._clock()))
-        output = ModelOutput([(0,)] * step.samples)
-        self._give(scheduler.update_from_output(step, output))
+        for part in scheduler.update_from_output(step, None).values():
+            self._give(part.outputs)
         return end
 
     def _give(self, outputs: list[SequenceOutput]) -> None:

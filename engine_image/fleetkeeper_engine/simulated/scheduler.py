@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fleetkeeper_engine.simulated.config import SimulatedConfig
-from fleetkeeper_engine.simulated.core import Prefill, SequenceOutput, Work
+from fleetkeeper_engine.simulated.core import Prefill, SequenceOutput, StepOutputs, Work
 from fleetkeeper_engine.simulated.prefix_cache import PrefixCache, block_hashes
 from fleetkeeper_steps.costs import StepCosts
 from fleetkeeper_steps.running import (
@@ -149,13 +149,12 @@ class NewRequest(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SchedulerOutput:
-    """A step for the workers. `samples`: sequences that get a token in it."""
+    """A step for the workers."""
 
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     total_num_scheduled_tokens: int = 0
     scheduled_new_reqs: list[NewRequest] = field(default_factory=list)
     plan: PrefillStep | DecodeSteps | None = None
-    samples: int = 0
 
     @property
     def seconds(self) -> float:
@@ -233,19 +232,18 @@ class SimulatedScheduler:
         if plan is None:
             return SchedulerOutput()
         scheduled = {row.request.request_id: 1 for row in sequences.decoding.values()}
-        tokens = samples = len(scheduled)
+        tokens = len(scheduled)
         if isinstance(plan, PrefillStep):
             rows = sequences.prefilling[: plan.sequences - tokens]
             tokens += plan.tokens
-            samples += sum(row.left == 0 and row.request.max_tokens > 0 for row in rows)
             scheduled.update({row.request.request_id: row.chunk for row in rows})
-        return SchedulerOutput(scheduled, tokens, new, plan, samples)
+        return SchedulerOutput(scheduled, tokens, new, plan)
 
     def get_grammar_bitmask(self, _: SchedulerOutput) -> None:
         """Return nothing. vLLM asks for it while the workers compute, which our mixin uses."""
 
-    def update_from_output(self, step: SchedulerOutput, _: object) -> list[SequenceOutput]:
-        """End a step, and return what it gave each request."""
+    def update_from_output(self, step: SchedulerOutput, _: object) -> dict[int, StepOutputs]:
+        """End a step, and return what it gave each request of the only API server."""
         decoding = [row.request for row in self._sequences.decoding.values()]
         first: list[Request] = []
         if isinstance(step.plan, PrefillStep):
@@ -253,14 +251,14 @@ class SimulatedScheduler:
         elif step.plan is not None:
             ended = self._sequences.end_decodes(step.plan)
         else:
-            return []
+            return {}
         if ended:
             self._forget(ended)
         for request in first:
             self._prefixes.add(request.block_hashes)
         outputs = [request.next_output() for request in decoding]
         outputs += [request.first_output() for request in first]
-        return outputs
+        return {0: StepOutputs(outputs)}
 
     def _start_waiting(self) -> list[NewRequest]:
         new: list[NewRequest] = []

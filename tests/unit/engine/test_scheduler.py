@@ -32,6 +32,7 @@ from tests.support.scheduler_stand_in import (
     calls,
     flight,
     made,
+    outputs_of,
     realtime_step,
 )
 
@@ -216,8 +217,8 @@ def test_a_fault_of_ours_never_ends_the_engine(
     assert (sum(block(region).running), flight(region)) == (1, (1, 7))
     del scheduler.kv_cache_manager
     clock.now += 0.1
-    step = scheduler.schedule()
-    assert scheduler.update_from_output(step, None) == "outputs"
+    step, outputs = scheduler.schedule(), outputs_of(1)
+    assert scheduler.update_from_output(step, outputs) is outputs
     scheduler.schedule()
     assert [seen[0] for seen in scheduler.seen] == [8, 8, 64]
     assert not block(region).supported

@@ -24,6 +24,7 @@ from tests.support.scheduler_stand_in import (
     calls,
     flight,
     made,
+    outputs_of,
 )
 
 
@@ -55,12 +56,12 @@ def test_batch_time_is_the_time_between_updates_while_there_is_work(region: Regi
     scheduler, clock = made(region)
     scheduler.running = [Request("a")]
     first, second = Step({"a": 7}), Step({"a": 1})
-    output = SimpleNamespace(sampled_token_ids=[[5]])
+    output = outputs_of(1)
     scheduler.next = first
     scheduler.schedule()
     assert flight(region) == (1, 7)
     clock.now = 1000.2
-    assert scheduler.update_from_output(first, output) == "outputs"
+    assert scheduler.update_from_output(first, output) is output
     clock.now = 1000.25
     scheduler.next = second
     scheduler.schedule()
@@ -96,7 +97,7 @@ def test_what_can_wait_is_counted_while_the_workers_compute(region: Region) -> N
     request = Request("a", RULE.number(Tier.STANDARD, 999_500_000))
     scheduler.requests["a"] = request
     scheduler.running = [request]
-    output = SimpleNamespace(sampled_token_ids=[[5]])
+    output = outputs_of(1)
     first, second = Step({"a": 7}, [SimpleNamespace(req_id="a")]), Step({"a": 1})
     scheduler.next = first
     scheduler.schedule()
@@ -127,7 +128,7 @@ def test_short_steps_are_counted_together_and_lose_nothing(region: Region) -> No
     for name in "ab":
         scheduler.requests[name] = Request(name, RULE.number(Tier.STANDARD, 999_900_000))
     scheduler.running = [scheduler.requests["a"]]
-    output = SimpleNamespace(sampled_token_ids=[[5]])
+    output = outputs_of(1)
 
     def step(new: tuple[str, ...] = ()) -> int:
         scheduler.next = Step({"a": 1, **dict.fromkeys(new, 7)}, [named(name) for name in new])
@@ -177,7 +178,7 @@ def test_what_waited_is_not_said_to_wait_for_long(region: Region) -> None:
         scheduler.get_grammar_bitmask(scheduler.schedule())
         said.append(region.read_heartbeat().oldest_arrival[Tier.STANDARD])
         clock.now += 0.02
-        scheduler.update_from_output(scheduler.next, SimpleNamespace(sampled_token_ids=[[5]]))
+        scheduler.update_from_output(scheduler.next, outputs_of(1))
         if number == 1:
             scheduler.waiting = []
     assert said == [pytest.approx(999.9)] * 3 + [0.0] * 5
@@ -194,10 +195,10 @@ def test_a_step_without_a_question_for_its_grammar_is_counted_before_it_is_gone(
     """A pooling model's request is finished, and forgotten by vLLM, with the output of its one step."""
 
     class Pooling(Grammatical):
-        def update_from_output(self, *_: Any) -> str:
+        def update_from_output(self, _: Step, outputs: Any) -> Any:
             self.requests.clear()
             self.running.clear()
-            return "outputs"
+            return outputs
 
     scheduler: Any = mixed_into(Pooling)()
     scheduler._live = LiveScheduling(scheduler, region, VllmSettings.of_environment(), Clock())
@@ -207,7 +208,7 @@ def test_a_step_without_a_question_for_its_grammar_is_counted_before_it_is_gone(
         scheduler.running = [request]
         scheduler.next = Step({name: 3}, [SimpleNamespace(req_id=name)])
         step = scheduler.schedule()
-        scheduler.update_from_output(step, SimpleNamespace())
+        scheduler.update_from_output(step, outputs_of(0))
     assert sum(block(region).queue_wait_of(Tier.BATCH)) == 2
     assert (block(region).worked_steps, block(region).prompt_tokens) == (2, 6)
 

@@ -11,6 +11,7 @@ from fleetkeeper_engine.in_vllm.stats import (
     SchedulerRecord,
     prefill_tokens_of,
 )
+from tests.support.scheduler_stand_in import outputs_of
 
 
 def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:
@@ -20,10 +21,10 @@ def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:
     flights = [Flight(step, 1, 0.1 * n) for n, step in enumerate(steps)]
     record.record_schedule(flights[0])
     record.record_schedule(flights[1])
-    record.record_output(steps[0], [[5]], 0.3, work_left=True)
+    record.record_output(steps[0], outputs_of(1), 0.3, work_left=True)
     record.record_schedule(flights[2])
-    record.record_output(steps[2], [[5]], 0.9, work_left=False)
-    record.record_output(object(), [[5]], 1.0, work_left=False)
+    record.record_output(steps[2], outputs_of(1), 0.9, work_left=False)
+    record.record_output(object(), outputs_of(1), 1.0, work_left=False)
     record.count()
     assert record._real[record._at["batch_time_sum"]] == pytest.approx(0.9)
     assert record._whole[record._at["worked_steps"]] == 2
