@@ -73,3 +73,11 @@ def test_usage_is_what_vllm_counts(load: dict[str, Any]) -> None:
     """Of every request, aborted ones too."""
     assert load["usage"] == load["vllm"]
     assert min(load["usage"]) > 1_000
+
+
+def test_a_request_that_holds_cache_while_it_waits_is_counted(
+    cases: dict[str, dict[str, Any]],
+) -> None:
+    """vLLM keeps it in a queue of its own. It waits for something else than a step."""
+    found = facts_of(cases, "session")
+    assert found == {"waiting": [0, 1, 0], "blocked": 1, "running": [0, 0, 0]}

@@ -35,6 +35,7 @@ from fleetkeeper_engine.in_vllm.scheduler_facts import (
     is_blocked,
     kv_capacity_tokens,
     quantum_of,
+    waiting_requests,
     whole,
 )
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
@@ -283,8 +284,7 @@ class LiveScheduling:
         self._waiting_due = now + _COUNT_WAITING_EVERY_S
         scheduler = self._scheduler
         running, _ = self._by_tier(scheduler.running)
-        # Iterating the queue sorts it. The order does not matter here, and the heap itself is free.
-        queue = getattr(scheduler.waiting, "_heap", scheduler.waiting)
+        queue = waiting_requests(scheduler)
         waiting, oldest = self._by_tier(queue)
         self._waits = any(waiting)
         blocked = sum(is_blocked(getattr(request, "status", None)) for request in queue)

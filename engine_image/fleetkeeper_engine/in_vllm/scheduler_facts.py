@@ -19,6 +19,16 @@ def is_blocked(status: Any) -> bool:  # noqa: ANN401 - vLLM's RequestStatus
     return str(getattr(status, "name", "")).startswith("WAITING_FOR_")
 
 
+def waiting_requests(scheduler: Any) -> list[Any]:  # noqa: ANN401 - a vLLM scheduler
+    """Return the requests that wait, in no order.
+
+    Since vLLM 0.32 those that hold KV cache have a queue of their own. Iterating over a queue sorts
+    it, while its heap is free.
+    """
+    queues = (getattr(scheduler, name, ()) for name in ("waiting", "kv_holding_waiting"))
+    return [request for queue in queues for request in getattr(queue, "_heap", queue)]
+
+
 def tokens_sent(outputs: Mapping[int, Any]) -> int:
     """Return the tokens in a step's outputs, which vLLM has by the number of their API server.
 

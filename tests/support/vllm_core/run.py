@@ -113,6 +113,18 @@ class Cases:
             "structured": sum(sent.structured and bool(sent.tokens) for sent in core.requests),
         }
 
+    def session(self) -> Facts:
+        """A session whose client has not sent its next input holds its KV cache outside the queue."""
+        core = self.core("session", v2=True)
+        core.send("session", most=3, resumable=True)
+        while core.scheduler.running or core.core.batch_queue or not core.model.steps:
+            core.step()
+        core.send("other", most=3)
+        while len(core.requests[1].tokens) < 3:
+            core.step()
+        block = core.block()
+        return {"waiting": block.waiting, "blocked": block.blocked, "running": block.running}
+
 
 class Watch:
     """What vLLM did at each schedule call, against the limits that held."""
@@ -192,7 +204,7 @@ def outcome(case: Callable[[], Facts]) -> Facts:
 def main() -> None:
     """Run them all."""
     cases = Cases(Path(sys.argv[1]), Path(sys.argv[2]))
-    names = ("chosen", "load_v1", "load_v2")
+    names = ("chosen", "load_v1", "load_v2", "session")
     print(json.dumps({name: outcome(getattr(cases, name)) for name in names}))
 
 
