@@ -81,3 +81,11 @@ def test_a_request_that_holds_cache_while_it_waits_is_counted(
     """vLLM keeps it in a queue of its own. It waits for something else than a step."""
     found = facts_of(cases, "session")
     assert found == {"waiting": [0, 1, 0], "blocked": 1, "running": [0, 0, 0]}
+
+
+def test_a_request_that_waits_for_its_grammar_gives_its_slot_to_no_other_tier(
+    cases: dict[str, dict[str, Any]],
+) -> None:
+    found = facts_of(cases, "grammar")
+    assert found["found"] == found["kept"]
+    assert found["ready"], "a realtime request that can run gets the slot"

@@ -164,9 +164,10 @@ class LiveScheduling:
 
     def _active_with_reserve(self, limit: int, running: int, now: float) -> int:
         scheduler = self._scheduler
-        # The queue iterates in order of priority, so only the first band is read.
-        band = takewhile(goes_first, (request.priority for request in scheduler.waiting))
-        waiting = sum(1 for _ in band)
+        # The queue iterates in order of priority, so only the first band is read. A blocked request
+        # leaves the slot that is admitted for it to another tier.
+        band = takewhile(lambda request: goes_first(request.priority), scheduler.waiting)
+        waiting = sum(not is_blocked(getattr(request, "status", None)) for request in band)
         first = sum(1 for request in scheduler.running if goes_first(request.priority))
         self._realtime_peak = self._realtime_peak.after(first + waiting, now)
         return active_sequences(

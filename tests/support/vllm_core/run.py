@@ -10,6 +10,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,28 @@ class Cases:
         block = core.block()
         return {"waiting": block.waiting, "blocked": block.blocked, "running": block.running}
 
+    def grammar(self) -> Facts:
+        """A realtime request waits for its grammar while a batch request waits for a slot."""
+        core = self.core("grammar", v2=True)
+        core.send("first", most=2, tier=Tier.REALTIME)
+        core.run()
+        core.limit(8)
+        for number in range(12):
+            core.send(f"batch {number}", most=200, tier=Tier.BATCH)
+        for _ in range(4):
+            core.step()
+        kept = len(core.scheduler.running)
+        compiling: Future[Any] = Future()
+        core.send("blocked", tier=Tier.REALTIME, structured=True)
+        core.scheduler.requests["blocked"].structured_output_request.grammar = compiling
+        for _ in range(4):
+            core.step()
+        found = len(core.scheduler.running)
+        core.send("ready", most=50, tier=Tier.REALTIME)
+        core.step()
+        names = [request.request_id for request in core.scheduler.running]
+        return {"kept": kept, "found": found, "ready": "ready" in names}
+
 
 class Watch:
     """What vLLM did at each schedule call, against the limits that held."""
@@ -204,7 +227,7 @@ def outcome(case: Callable[[], Facts]) -> Facts:
 def main() -> None:
     """Run them all."""
     cases = Cases(Path(sys.argv[1]), Path(sys.argv[2]))
-    names = ("chosen", "load_v1", "load_v2", "session")
+    names = ("chosen", "load_v1", "load_v2", "session", "grammar")
     print(json.dumps({name: outcome(getattr(cases, name)) for name in names}))
 
 
