@@ -44,8 +44,7 @@ QUEUE_FAILURES: Final = Counter(
 )
 DEFECTS: Final = Counter(
     "fleetkeeper_gateway_batch_defects_total",
-    "Failures that nobody expected, of the work for one batch or its lines. Others went on; the log has "
-    "the reason.",
+    "Unexpected failures of the work for one batch or its lines. Others went on; the log has the reason.",
     ("what",),
 )
 BATCHES: Final = Counter(

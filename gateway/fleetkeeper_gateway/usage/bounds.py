@@ -2,7 +2,7 @@
 
 An engine names the models in its entries, and may claim any number of them. So names are bounded for
 each service, and lines for each namespace: labels of a pod are its author's, the namespace is not.
-Nothing is left out of the sums; beyond a bound, lines tell less apart.
+Nothing is left out of the sums; beyond a bound, lines have fewer dimensions.
 """
 
 from __future__ import annotations

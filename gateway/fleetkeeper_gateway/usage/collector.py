@@ -178,7 +178,7 @@ class Collector:
         except _EXPECTED as problem:
             self._note_failure(pod, problem)
         except Exception as problem:
-            # Whatever one engine makes this process fail with must not keep it from the others.
+            # A defect that one engine brings about must not keep this process from the others.
             if self._note_failure(pod, problem):
                 log.exception("usage cannot be read: a defect", pod=pod.target.name)
         else:

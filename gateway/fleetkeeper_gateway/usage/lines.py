@@ -42,7 +42,7 @@ class Room:
     keeps_attempts: bool = True
     """Whether each attempt has a line. Otherwise the requests of a key are summed."""
     keeps_dimensions: bool = True
-    """Whether unattributed requests are told apart by model and tier."""
+    """Whether lines of unattributed requests have model and tier."""
 
 
 ALL_ROOM: Final = Room(lambda model: model)

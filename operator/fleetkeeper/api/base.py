@@ -102,8 +102,8 @@ def _is_quantity(value: str) -> str:
 
 Quantity = Annotated[
     str,
+    Field(max_length=32),
     BeforeValidator(_as_text),
-    Field(min_length=1, max_length=32),
     AfterValidator(_is_quantity),
     QuantityMark(),
 ]

@@ -55,7 +55,7 @@ class Document:
 
     @property
     def described(self) -> str:
-        """Return the place, kind and name of an object that is no InferenceService of ours, and why."""
+        """Return the place, kind and name of an object that is skipped, and why."""
         kind, metadata = self.manifest.get("kind"), self.manifest.get("metadata")
         name = metadata.get("name", "") if isinstance(metadata, Mapping) else ""
         text = f"{self.place('')}: {kind} {name}".rstrip()

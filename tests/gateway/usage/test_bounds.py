@@ -134,7 +134,7 @@ def test_names_of_models_are_bounded_for_each_service(tmp_path: Path) -> None:
 def test_lines_of_an_hour_are_bounded_for_each_namespace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
-    """Beyond the bound a page has two lines, whatever it says, and its namespace is read less often."""
+    """Beyond the bound a page has two lines at most, and its namespace is read less often."""
     monkeypatch.setattr(bounds, "MAX_OTHERS", 300)
     bad, good = Ledger("bad", page_entries=50), Ledger("good", namespace="other")
     hostile(bad, 200, models=40)

@@ -35,7 +35,7 @@ def new_name(results: Sequence[Result]) -> str:
 
 
 def order_of(name: str) -> tuple[str, str]:
-    """Return what segments are sorted by: the lowest fence, whatever number of digits it has."""
+    """Return what segments are sorted by: the lowest fence, with any number of digits."""
     return name.partition("-")[0].zfill(_FENCE_DIGITS), name
 
 

@@ -163,7 +163,7 @@ class Recorder:
         """Call until it succeeds. While the store or Redis fails, no lines are taken.
 
         Raises:
-            Exception: a defect that stays. It is of these results, so other lines go on.
+            Exception: a defect that stays. It is of these results, so other lines continue.
         """
         pause_s, defects = _FIRST_PAUSE_S, 0
         has_failed = False
