@@ -126,7 +126,7 @@ batching.maxSequences batching.maxTokens batching.minSequences batching.minToken
 contract
 control.issuer control.keysDirectory
 drain.noticeSeconds drain.seconds
-engine.dtype engine.maxModelLength engine.options engine.prefixCaching engine.quantization
+engine.dtype engine.maxModelLength engine.mediaDomains[] engine.options engine.prefixCaching engine.quantization
 engine.profile.extraArguments[] engine.profile.name
 engine.speculativeTokens engine.tensorParallelSize
 health.stallSeconds health.startupSeconds

@@ -352,10 +352,10 @@ async def test_a_lease_that_ends_lets_waiting_requests_in_without_a_new_one(
     await asyncio.gather(*(call.task for call in calls))
 
 
-async def test_a_body_that_is_no_json_is_left_to_vllm(make: Any, vllm: StandInVllm) -> None:
-    """vLLM says best what is wrong with it; no slot is taken."""
-    assert (await Call(make(), b"{oops").answer())[0] == 200
-    assert vllm.taken[0][1] == b"{oops"
+async def test_a_body_that_is_no_json_is_refused(make: Any, vllm: StandInVllm) -> None:
+    """The gateway and the engine read one request alike, so vLLM gets none that could be read otherwise."""
+    assert (await Call(make(), b"{oops").answer())[0] == 400
+    assert vllm.taken == []
 
 
 @pytest.mark.parametrize("value", [True, 1, "yes"])

@@ -26,6 +26,7 @@ LEAST = {"pydantic": (2, 9), "aiohttp": (3, 11), "prometheus-client": (0, 21), "
 ENGINE_ARGUMENTS = ("engine/arg_utils.py", "EngineArgs")
 """The file and the class whose fields are the engine's options. The server's are elsewhere."""
 NEEDED_OPTIONS = (
+    "allowed-media-domains",
     "dtype",
     "enable-prefix-caching",
     "gpu-memory-utilization",
