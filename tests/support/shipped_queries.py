@@ -14,6 +14,7 @@ from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper.runtime.telemetry.service_series import SERVICE_LABELS
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
 from fleetkeeper_gateway.telemetry import metrics as request_metrics
+from fleetkeeper_gateway.usage import metrics as usage_metrics
 from reference_gateway import metrics as gateway_metrics
 from reference_metrics import SERVICE_METRICS, operator_metrics
 from tests.support.helm_chart import CHART
@@ -133,10 +134,11 @@ def _exported_by_the_gateway() -> dict[str, frozenset[str]]:
 
 
 def gateway_registry() -> CollectorRegistry:
-    """Return the metrics of the gateway's processes, after an answer of a service and an error."""
+    """Return the metrics of the gateway's processes, after an answer of a service, an error, and a reading."""
     gateway_metrics()  # it imports every module, and so registers its metrics
     request_metrics.requests("team-a/chat", "standard", 200)
     request_metrics.REFUSED.labels("internal_error")
+    usage_metrics.LOST_ENTRIES.labels("team-a/chat")
     return REGISTRY
 
 

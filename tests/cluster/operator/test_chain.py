@@ -77,8 +77,9 @@ def _is_reported(world: World, name: str) -> bool:
 
 
 def _children(world: World, name: str) -> dict[str, Any]:
-    """What the service asks of its children; held replicas and the hash of the name left out."""
+    """What the service asks of its children; held replicas, its UID and the hash of its name left out."""
     found = {}
+    uid = (world.fis(name) or {})["metadata"]["uid"]
     for (kind, child), live in sorted(world.children(name).items()):
         spec = json.loads(json.dumps(live.get("spec") or {}))
         if kind == "Deployment":
@@ -97,7 +98,9 @@ def _children(world: World, name: str) -> dict[str, Any]:
             },
             sort_keys=True,
         )
-        found[f"{kind} {child.replace(name, 'NAME')}"] = json.loads(text.replace(name, "NAME"))
+        found[f"{kind} {child.replace(name, 'NAME')}"] = json.loads(
+            text.replace(name, "NAME").replace(uid, "UID")
+        )
     return found
 
 
