@@ -68,9 +68,14 @@ class ApiProxy:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer one request of the operator."""
         async with await self.open_upstream(request) as upstream:
-            if is_watch(request):
+            if not is_watch(request):
+                return await whole(upstream)
+            try:
                 return await self.stream(request, upstream)
-            return await whole(upstream)
+            finally:
+                if upstream.connection is not None and upstream.connection.transport is not None:
+                    # To close would wait for the server's end of TLS, longer than the event loop lives.
+                    upstream.connection.transport.abort()
 
     async def open_upstream(self, request: web.Request) -> Any:
         """Return the server's answer to the same request, as an async context manager."""

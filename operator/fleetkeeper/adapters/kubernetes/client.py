@@ -286,6 +286,10 @@ class KubernetesClient:
             raise ApiError(0, "WatchCut", f"watch of {resource.plural}: {problem}") from problem
         finally:
             if answer is not None:
+                connection = answer.response.connection
+                if connection is not None and connection.transport is not None:
+                    # To close would wait for the server's end of TLS, after the session is closed, too.
+                    connection.transport.abort()
                 answer.response.close()
 
     def _url(self, path: str, params: dict[str, str] | None) -> str:
