@@ -102,8 +102,12 @@ class WatchProxy(ApiProxy):
 
 
 async def _pump(answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+    """Pass on whole lines, so that an error event is a line of its own."""
+    rest = b""
     async for chunk in answer.content.iter_any():
-        await response.write(chunk)
+        lines, end, rest = (rest + chunk).rpartition(b"\n")
+        if end:
+            await response.write(lines + end)
 
 
 def error_event(code: int, reason: str) -> bytes:
