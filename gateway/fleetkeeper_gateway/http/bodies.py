@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Hashable
 from typing import Final
 
@@ -11,16 +12,19 @@ from fleetkeeper_contract.bodies.reader import BodyReader, JsonBody
 from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_gateway.http.asgi import ClientGone, Receive
 from fleetkeeper_gateway.http.errors import Refusal, unavailable
+from fleetkeeper_gateway.http.reading_turns import ReadingTurns
 from fleetkeeper_gateway.http.request_fields import refusal_of
 
 MIN_BYTES_PER_S: Final = 32 * 1024
 """A body may take CLIENT_TIMEOUT_SECONDS, and the time that its bytes take at this rate."""
+MAX_AT_ONCE: Final = 2000
+"""Commas and brackets of a body that is read in one piece when it is needed, with its texts'."""
 _MAX_DISCARDED_BYTES = 64 * 1024**2
 _MAX_DISCARD_S = 2.0
 
 
 class BodyBudget:
-    """The bytes of all bodies that were read and not yet sent.
+    """The bytes of all bodies that were read and not yet sent, and the turns in which they are read.
 
     An owner (a tenant, or a key of the batch API) may hold as many bytes as it leaves free: half of all
     if it is alone, less beside others. So whatever some upload, and however slowly, others find room.
@@ -29,6 +33,7 @@ class BodyBudget:
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.held_bytes = 0
+        self.turns = ReadingTurns()
         self._of_owners: dict[Hashable, int] = {}
 
     def take(self, owner: Hashable, size: int) -> None:
@@ -77,7 +82,7 @@ class Body:
         self.more = True
         """Whether the client has more to send."""
         self.json: JsonBody | None = None
-        """What was read of a body above 64 KiB. A smaller one is read in one turn when it is needed."""
+        """What was read of a body that takes turns. Any other one is read when it is needed."""
 
     @property
     def size(self) -> int:
@@ -103,7 +108,7 @@ class Body:
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
                 data = await self._part(receive)
-                if self.more or len(data) > PART_BYTES:
+                if self.more or _takes_turns(data):
                     data = await self._rest(data, receive, deadline, loop.time() + self._timeout_s)
         except TimeoutError:
             raise Refusal(
@@ -143,15 +148,30 @@ class Body:
         data, reader = bytearray(first), BodyReader()
         while self.more:
             if len(data) > PART_BYTES:
-                await _read_in_turns(reader, data, is_whole=False)
+                await self._read_in_turns(reader, data, is_whole=False)
             deadline.reschedule(end + self._held / MIN_BYTES_PER_S)
             data += await self._part(receive)
         whole = bytes(data)
         del data
-        if len(whole) > PART_BYTES:
-            await _read_in_turns(reader, whole, is_whole=True)
+        if _takes_turns(whole):
+            await self._read_in_turns(reader, whole, is_whole=True)
             self.json = reader.body
         return whole
+
+    async def _read_in_turns(
+        self, reader: BodyReader, data: bytes | bytearray, *, is_whole: bool
+    ) -> None:
+        """Read what arrived. Other work on the event loop runs between two turns."""
+        turns, may_go_on = self._budget.turns, True
+        while may_go_on:
+            await turns.take(self._owner)
+            began = time.thread_time()
+            try:
+                may_go_on = reader.advance(data, is_whole=is_whole)
+            finally:
+                turns.give_back(time.thread_time() - began)
+            if may_go_on:
+                await asyncio.sleep(0)
 
     def _check_size(self, size: int) -> None:
         if size > self._max_bytes:
@@ -162,10 +182,11 @@ class Body:
             )
 
 
-async def _read_in_turns(reader: BodyReader, data: bytes | bytearray, *, is_whole: bool) -> None:
-    """Read what arrived. Other work on the event loop runs between two turns."""
-    while reader.advance(data, is_whole=is_whole):  # noqa: ASYNC110 - it reads, and waits for nothing
-        await asyncio.sleep(0)
+def _takes_turns(data: bytes) -> bool:
+    """Return whether a body is too much to be read in one piece."""
+    if len(data) <= MAX_AT_ONCE:
+        return False
+    return len(data) > PART_BYTES or len(data) - len(data.translate(None, b"[{,")) > MAX_AT_ONCE
 
 
 async def discard(receive: Receive) -> None:
