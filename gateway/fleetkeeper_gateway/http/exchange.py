@@ -48,11 +48,14 @@ from fleetkeeper_gateway.interfaces import (
 from fleetkeeper_gateway.telemetry import metrics
 from fleetkeeper_gateway.tiers import Tier
 from fleetkeeper_gateway.upstream.attempts import Attempt, NotSent, Opened, SendFailed
+from fleetkeeper_gateway.upstream.flood import FloodError
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.http")
 
 CLIENT_CLOSED: Final = 499
 """Status in the audit log of a request whose client did not get a status."""
+FLOOD_BYTES: Final = 4 * 1024**2
+"""What an answer that is cut as a flood counts among refused bytes. No honest service sends any."""
 _RETRY_S: Final = 5
 _LONG_RETRY_S: Final = 30
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
@@ -136,6 +139,7 @@ class Exchange:
         except NotSent as error:
             await self._refuse(self._not_sent(error))
         except SendFailed as error:
+            self._count_flood(error)
             self._warn("request failed after it was sent", str(error))
             await self._refuse(
                 _failed("The service did not answer properly after the request was sent.")
@@ -143,6 +147,7 @@ class Exchange:
         except ClientGone:
             self._outcome = "client_gone"
         except UpstreamLost as error:
+            self._count_flood(error)
             self._warn("answer ended early", str(error))
             self._end_early("upstream_lost")
             self._connection.close()
@@ -178,6 +183,7 @@ class Exchange:
         fields = parse_fields(body.data, body.json, self._path)
         service = choose_service(gateway.parts.services, key, fields.model, headers.service)
         self._service, self._model = service, fields.model
+        self._check_floods(service)
         baggage, grants = split_baggage(headers.baggage) if headers.baggage else ([], [])
         hops = next_hop(grants, gateway.parts.grants) if grants else 1
         tokens = gateway.parts.estimate(*fields.asked)
@@ -365,6 +371,26 @@ class Exchange:
                 headers.append((name.encode("latin-1"), value.encode("latin-1")))
         return headers
 
+    def _check_floods(self, service: Service) -> None:
+        """Check that a service may be asked.
+
+        Raises:
+            Refusal: if too many of its answers were cut.
+        """
+        wait_s = self._gateway.refused.wait_s(_flood_of(service))
+        if wait_s > 0:
+            raise unavailable(
+                "service_unavailable",
+                f"Too many answers of {service.path} were cut, because they were floods of chunks or "
+                "interim answers. The request was not sent.",
+                math.ceil(wait_s),
+            )
+
+    def _count_flood(self, error: Exception) -> None:
+        """Count an answer that was cut. A service with many is asked less often."""
+        if self._service is not None and isinstance(error.__cause__, FloodError):
+            self._gateway.refused.add(_flood_of(self._service), FLOOD_BYTES)
+
     def _not_sent(self, error: NotSent) -> Refusal:
         path = self._service.path if self._service is not None else ""
         self._warn("no replica took the request", error.reason)
@@ -401,6 +427,10 @@ def _is_refused(status: int) -> bool:
     Its estimate is given back at once: nobody settles a request that an engine sheds.
     """
     return 400 <= status < 500 or status == 503
+
+
+def _flood_of(service: Service) -> str:
+    return f"floods of {service.path}"
 
 
 def _failed(what: str) -> Refusal:

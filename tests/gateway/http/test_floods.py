@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 
+from fleetkeeper_gateway.http import exchange, refused_bytes
 from tests.gateway.http.world import GUARD_S, World, chat, head, service
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -57,6 +58,30 @@ async def test_interim_answers_without_end_are_no_answer(world: World) -> None:
 
     async with answering(world, script):
         assert await world.refused() == (502, "upstream_failed")
+
+
+@pytest.mark.promise("service-floods")
+@pytest.mark.parametrize("flood", [INTERIM, CHUNKED + chunk(b"x") * 10_000])
+async def test_a_service_that_floods_often_is_not_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch, flood: bytes
+) -> None:
+    monkeypatch.setattr(refused_bytes, "MAX_BYTES", exchange.FLOOD_BYTES)
+    monkeypatch.setattr(refused_bytes, "BYTES_PER_S", 1e-3)
+    asked = 0
+
+    async def script(write: Write) -> None:
+        nonlocal asked
+        asked += 1
+        while True:
+            await write(flood)
+
+    async with answering(world, script):
+        for _ in range(4):
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                async with world.post() as response:
+                    await response.read()
+        assert asked == 2
+        assert await world.refused() == (503, "service_unavailable")
 
 
 async def test_some_interim_answers_are_passed_over(world: World) -> None:
