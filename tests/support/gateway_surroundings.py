@@ -54,6 +54,8 @@ class Surroundings:
     redis: RedisServer
     session: aiohttp.ClientSession
     key: str = field(default_factory=new_key)
+    addresses: dict[str, int] = field(default_factory=dict)
+    """Ports of services that are not the stand-in, see gateway_entry."""
     processes: list[GatewayProcess] = field(default_factory=list)
 
     async def start(self, name: str = "a", **settings: str) -> GatewayProcess:
@@ -72,7 +74,7 @@ class Surroundings:
                 "REDIS_URL": self.redis.url,
                 **settings,
             },
-            {"*": self.upstream.port},
+            {"*": self.upstream.port, **self.addresses},
         )
         self.processes.append(process)
         return process.start()
