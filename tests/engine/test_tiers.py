@@ -152,7 +152,7 @@ async def test_batch_alone_gets_everything(engine: InsideEngine) -> None:
 async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch_keeps_its_floor(
     engine: InsideEngine,
 ) -> None:
-    """Half of standard waits at least four times as long as 95% of realtime, and batch gets 5% or more.
+    """Half of standard waits at least twice as long as 95% of realtime, and batch gets 5% or more.
 
     The p95 of realtime from first byte to first step is 2 mean batch times + 10 ms at most, where the engine
     has the machine alone. Here others take the cores, so that is printed and not judged.
@@ -173,7 +173,7 @@ async def test_with_more_than_twice_the_capacity_realtime_hardly_waits_and_batch
         f"to first step {p95:.4f} s, promised {2 * step_s + 0.010:.4f} s, standard p50 {standard:.4f} s, "
         f"{found.statuses}"
     )
-    assert 4 * p95 <= standard
+    assert 2 * p95 <= standard
     assert found.statuses[Tier.REALTIME] == {200: WARM_UP + REALTIME}
     done = sum(statuses[200] for statuses in found.statuses.values())
     assert found.statuses[Tier.BATCH][200] >= 0.05 * done

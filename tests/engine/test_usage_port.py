@@ -105,7 +105,7 @@ def reader(engine: RunningEngine) -> Any:
 def test_the_control_port_tells_what_each_attempt_took(reader: Reader) -> None:
     """The supervisor's own requests are unattributed, and the sums are vLLM's counters."""
     before = len(reader.pages()[0])
-    told = {
+    usage = {
         attempt: reader.complete(attempt, 7) for attempt in ("port-attempt-1", "port-attempt-2")
     }
     reader.engine.complete(5)
@@ -115,14 +115,14 @@ def test_the_control_port_tells_what_each_attempt_took(reader: Reader) -> None:
     assert page["errors"] == page["lost"] == 0
     # An entry is written when its request has left both processes, which is not the order of answers.
     found = {entry["attempt"]: entry for entry in entries[before:]}
-    assert found.keys() == {*told, None}
+    assert found.keys() == {*usage, None}
     assert len(entries) == before + 3
     plain = found.pop(None)
     for attempt, entry in found.items():
         assert entry["request"] == f"r-{attempt}"
         assert (entry["key"], entry["tier"], entry["model"]) == ("alice", "batch", "tiny")
-        assert entry["prompt"] == told[attempt]["prompt_tokens"]
-        assert entry["answer"] == told[attempt]["completion_tokens"] == 7
+        assert entry["prompt"] == usage[attempt]["prompt_tokens"]
+        assert entry["answer"] == usage[attempt]["completion_tokens"] == 7
         assert not entry["aborted"]
     assert (plain["attempt"], plain["key"], plain["tier"]) == (None, None, "standard")
     rest = [entry for entry in entries if entry["attempt"] is None]

@@ -1,6 +1,6 @@
-"""Every kind of write that the operator makes for a service, and a scene without watches to make it in.
+"""Every kind of write that the operator makes for a service, and an operator without watches to make it.
 
-The scene's cache holds each service as it was when `service` made it: no watch brings what came after.
+The operator's cache holds each service as it was when `service` made it: no watch brings what came after.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Called:
         return getattr(self._writer, name)
 
 
-class Scene:
+class StaleOperator:
     """An executor and a replacer of pods, with the operator's rights on a real API server."""
 
     def __init__(self, world: World, client: KubernetesClient) -> None:
@@ -126,7 +126,7 @@ async def _fragmented(pod: PodView) -> PodSample:
 
 
 Go = Callable[[], Awaitable[None]]
-Prepare = Callable[[Scene, Live], Awaitable[Go]]
+Prepare = Callable[[StaleOperator, Live], Awaitable[Go]]
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,9 @@ def _child(live: Live, kind: Kind, *, is_owned: bool = True, **rest: Any) -> Liv
     }
 
 
-def _applied(scene: Scene, live: Live, manifest: Live, why: Why, child: Live | None) -> Go:
+def _applied(
+    operator: StaleOperator, live: Live, manifest: Live, why: Why, child: Live | None
+) -> Go:
     action = Apply(
         Kind(manifest["kind"]),
         manifest["metadata"]["name"],
@@ -165,72 +167,72 @@ def _applied(scene: Scene, live: Live, manifest: Live, why: Why, child: Live | N
         create_only=child is None,
         resource_version=child["metadata"]["resourceVersion"] if child else None,
     )
-    return partial(scene.carry_out, live, Plan(actions=(action,)))
+    return partial(operator.carry_out, live, Plan(actions=(action,)))
 
 
-async def _create(scene: Scene, live: Live) -> Go:
-    return _applied(scene, live, _child(live, Kind.CONFIG_MAP), Why.CREATE, None)
+async def _create(operator: StaleOperator, live: Live) -> Go:
+    return _applied(operator, live, _child(live, Kind.CONFIG_MAP), Why.CREATE, None)
 
 
-async def _repair(scene: Scene, live: Live) -> Go:
-    child = await scene.post(CONFIG_MAP, _child(live, Kind.CONFIG_MAP, data={"a": "1"}))
+async def _repair(operator: StaleOperator, live: Live) -> Go:
+    child = await operator.post(CONFIG_MAP, _child(live, Kind.CONFIG_MAP, data={"a": "1"}))
     wanted = _child(live, Kind.CONFIG_MAP, data={"a": "2"})
-    return _applied(scene, live, wanted, Why.REPAIR, child)
+    return _applied(operator, live, wanted, Why.REPAIR, child)
 
 
-async def _adopt(scene: Scene, live: Live) -> Go:
-    child = await scene.post(CONFIG_MAP, _child(live, Kind.CONFIG_MAP, is_owned=False))
-    return _applied(scene, live, _child(live, Kind.CONFIG_MAP), Why.ADOPT, child)
+async def _adopt(operator: StaleOperator, live: Live) -> Go:
+    child = await operator.post(CONFIG_MAP, _child(live, Kind.CONFIG_MAP, is_owned=False))
+    return _applied(operator, live, _child(live, Kind.CONFIG_MAP), Why.ADOPT, child)
 
 
-async def _scale(scene: Scene, live: Live) -> Go:
+async def _scale(operator: StaleOperator, live: Live) -> Go:
     def deployment(replicas: int) -> Live:
         template = {"metadata": {"labels": LABELS}, "spec": {"containers": [CONTAINER]}}
         spec = {"replicas": replicas, "selector": {"matchLabels": LABELS}, "template": template}
         return _child(live, Kind.DEPLOYMENT, spec=spec)
 
-    name = (await scene.post(DEPLOYMENT, deployment(0)))["metadata"]["name"]
+    name = (await operator.post(DEPLOYMENT, deployment(0)))["metadata"]["name"]
 
     def is_observed() -> bool:
-        found = scene.world.get("Deployment", name)
+        found = operator.world.get("Deployment", name)
         return found is not None and found.get("status", {}).get("observedGeneration") == 1
 
-    await scene.world.until(f"{name} observed", is_observed)
-    child = scene.world.get("Deployment", name)
-    return _applied(scene, live, deployment(1), Why.SCALE, child)
+    await operator.world.until(f"{name} observed", is_observed)
+    child = operator.world.get("Deployment", name)
+    return _applied(operator, live, deployment(1), Why.SCALE, child)
 
 
-async def _prune(scene: Scene, live: Live) -> Go:
-    meta = (await scene.post(CONFIG_MAP, _child(live, Kind.CONFIG_MAP)))["metadata"]
+async def _prune(operator: StaleOperator, live: Live) -> Go:
+    meta = (await operator.post(CONFIG_MAP, _child(live, Kind.CONFIG_MAP)))["metadata"]
     version = meta["resourceVersion"]
     action = Delete("ConfigMap", meta["name"], meta["uid"], version, Why.PRUNE)
-    return partial(scene.carry_out, live, Plan(actions=(action,)))
+    return partial(operator.carry_out, live, Plan(actions=(action,)))
 
 
-async def _pod(scene: Scene, live: Live) -> Live:
+async def _pod(operator: StaleOperator, live: Live) -> Live:
     """Create a pod of the service that no scheduler takes and no collector deletes."""
     meta = {"name": f"{live['metadata']['name']}-0", "labels": {LABEL_SERVICE: "any"}}
     spec = {"containers": [CONTAINER], "schedulerName": "none"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
-    return await scene.post(POD, pod)
+    return await operator.post(POD, pod)
 
 
-async def _mark(scene: Scene, live: Live) -> Go:
-    meta = (await _pod(scene, live))["metadata"]
+async def _mark(operator: StaleOperator, live: Live) -> Go:
+    meta = (await _pod(operator, live))["metadata"]
     action = MarkPod(meta["name"], meta["uid"], -1)
-    return partial(scene.carry_out, live, Plan(actions=(action,)))
+    return partial(operator.carry_out, live, Plan(actions=(action,)))
 
 
-async def _status(scene: Scene, live: Live) -> Go:
+async def _status(operator: StaleOperator, live: Live) -> Go:
     plan = Plan(status={"replicas": 1}, events=(Event("Normal", "Ready", "text"),))
-    return partial(scene.carry_out, live, plan)
+    return partial(operator.carry_out, live, plan)
 
 
-async def _replacement(scene: Scene, live: Live) -> Go:
-    pod = await _pod(scene, live)
+async def _replacement(operator: StaleOperator, live: Live) -> Go:
+    pod = await _pod(operator, live)
     meta = {**pod["metadata"], "labels": {LABEL_SERVICE: live["metadata"]["name"]}}
-    scene.cache.take(POD.kind, {**pod, "metadata": meta})
-    return partial(scene.replace, live, pod)
+    operator.cache.take(POD.kind, {**pod, "metadata": meta})
+    return partial(operator.replace, live, pod)
 
 
 CASES = (

@@ -48,7 +48,7 @@ SIMULATED: Final = Scenario(
     example=REPOSITORY / "examples" / "simulated.yaml",
     name="simulated",
     engines=EngineKind.SIMULATED,
-    surge=(8.0, 16.0, 28.0, 44.0, 60.0, 75.0),
+    surge=(20.0, 60.0, 75.0),
     replicas=20,
     # Long answers: twenty replicas then serve fewer requests a second than two cores can send.
     shape=Shape(prompt_tokens=(64, 512), output_tokens=(256, 768)),

@@ -19,7 +19,7 @@ from fleetkeeper.reconcile.plan import Action
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import operator_world
-from tests.support.stale_copies import CASES, CHANGES, FINALIZER, Change, Scene
+from tests.support.stale_copies import CASES, CHANGES, FINALIZER, Change, StaleOperator
 
 WRITES = {
     name
@@ -29,11 +29,11 @@ WRITES = {
 
 
 @pytest_asyncio.fixture
-async def scene(control_plane: ControlPlane) -> AsyncIterator[Scene]:
+async def operator(control_plane: ControlPlane) -> AsyncIterator[StaleOperator]:
     async with operator_world(control_plane, "operator-stale") as world:
         client = KubernetesClient(await load_configuration(world.operator_kubeconfig))
         try:
-            yield Scene(world, client)
+            yield StaleOperator(world, client)
         finally:
             await client.close()
             for kind, name in list(world.objects):
@@ -43,33 +43,33 @@ async def scene(control_plane: ControlPlane) -> AsyncIterator[Scene]:
 
 
 async def test_each_kind_of_write_has_a_case_and_is_made_for_a_service_as_it_is(
-    scene: Scene,
+    operator: StaleOperator,
 ) -> None:
     for case in CASES:
-        go = await case.prepare(scene, await scene.service(case.name))
+        go = await case.prepare(operator, await operator.service(case.name))
         await go()
-        assert scene.accepted, f"{case.name} writes nothing"
-        scene.accepted.clear()
-    assert scene.called.names == WRITES
+        assert operator.accepted, f"{case.name} writes nothing"
+        operator.accepted.clear()
+    assert operator.called.names == WRITES
     assert {case.why for case in CASES if case.why} == set(Why)
     assert {case.action for case in CASES if case.action} == set(get_args(Action))
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 async def test_none_is_made_after_a_change_that_no_watch_has_shown(
-    scene: Scene, change: Change
+    operator: StaleOperator, change: Change
 ) -> None:
     made: dict[str, list[Write]] = {}
     still_cached: list[str] = []
     for case in CASES:
-        live = await scene.service(case.name, finalizers=[FINALIZER])
-        go = await case.prepare(scene, live)
-        present = await change(scene.world, live)
+        live = await operator.service(case.name, finalizers=[FINALIZER])
+        go = await case.prepare(operator, live)
+        present = await change(operator.world, live)
         await go()
-        if scene.accepted:
-            made[case.name] = scene.accepted.copy()
-        scene.accepted.clear()
-        entry = scene.cache.service(Key(scene.world.namespace, case.name))
+        if operator.accepted:
+            made[case.name] = operator.accepted.copy()
+        operator.accepted.clear()
+        entry = operator.cache.service(Key(operator.world.namespace, case.name))
         shown = None if entry is None else entry.version
         if shown != (version_of(present) if present else None):
             still_cached.append(case.name)

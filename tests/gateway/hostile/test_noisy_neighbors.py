@@ -82,9 +82,9 @@ def body_of(model: str = MODEL, *, text_bytes: int = 10, values: int = 1) -> byt
     return b'{"model":"%b","prompt":"%b","x":[%b]}' % (model.encode(), text, items)
 
 
-MOST_VALUES: Final = MAX_VALUES - 10
+MANY_VALUES: Final = MAX_VALUES - 10
 SMALL: Final = (body_of(),) * CLIENTS
-LARGE: Final = (body_of("no-such-model", text_bytes=450_000, values=MOST_VALUES),) * CLIENTS
+LARGE: Final = (body_of("no-such-model", text_bytes=450_000, values=MANY_VALUES),) * CLIENTS
 FULL: Final = tuple(
     body_of(text_bytes=(BUDGET_BYTES >> (2 + number // 2)) - 200) for number in range(20)
 )
@@ -124,7 +124,7 @@ ATTACKS: Final = (
         quotas={**QUOTAS, client_keys.TOKENS_PER_MINUTE: "20000000"},
         settings={"BODY_BUDGET_BYTES": str(BUDGET_BYTES), "REQUEST_BYTES": str(BUDGET_BYTES // 2)},
     ),
-    Attack("most-values", (body_of(values=MOST_VALUES),) * CLIENTS),
+    Attack("many-values", (body_of(values=MANY_VALUES),) * CLIENTS),
     Attack("hanging-service", (body_of(),) * (CONCURRENCY + CLIENTS), hangs),
     Attack("refusing-service", script=replies(answer("429 Too Many", "Retry-After: 300"))),
     Attack("flood-of-interim-answers", script=floods_interim_answers),

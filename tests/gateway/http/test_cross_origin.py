@@ -28,12 +28,12 @@ async def open_world(idle_world: World) -> AsyncIterator[World]:
 async def test_a_preflight_of_an_allowed_origin_needs_no_key(open_world: World, path: str) -> None:
     async with open_world.client.options(open_world.url(path), headers=PREFLIGHT) as response:
         assert (response.status, await response.read()) == (204, b"")
-        told = response.headers
-        assert told["Access-Control-Allow-Origin"] == ORIGIN
-        assert told["Vary"] == "Origin"
-        assert told["Access-Control-Allow-Methods"] == "GET, POST"
-        assert told["Access-Control-Allow-Headers"] == "authorization,content-type"
-        assert "Access-Control-Allow-Credentials" not in told
+        headers = response.headers
+        assert headers["Access-Control-Allow-Origin"] == ORIGIN
+        assert headers["Vary"] == "Origin"
+        assert headers["Access-Control-Allow-Methods"] == "GET, POST"
+        assert headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+        assert "Access-Control-Allow-Credentials" not in headers
     assert open_world.audit.requests == []
 
 

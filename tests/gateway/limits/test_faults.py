@@ -109,11 +109,11 @@ async def test_a_refusal_by_the_limit_of_requests_holds_for_the_next_body_too(
     replica.limiter.check(key, Tier.STANDARD)
     await admitted(replica.limiter, key, 1)
     replica.limiter.check(key, Tier.STANDARD)
-    told = await refused(replica.limiter, demand_of(key))
+    refusal = await refused(replica.limiter, demand_of(key))
     with pytest.raises(LimitRefused) as again:
         replica.limiter.check(key, Tier.STANDARD)
     assert again.value.limit == "requests"
-    assert told.retry_after_s - 1 <= again.value.retry_after_s <= told.retry_after_s
+    assert refusal.retry_after_s - 1 <= again.value.retry_after_s <= refusal.retry_after_s
     replica.limiter.check(key, Tier.BATCH)
     replica.limiter.check(key_with(requests=2), Tier.STANDARD)
 

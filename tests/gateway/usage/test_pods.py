@@ -56,7 +56,7 @@ POD: dict[str, Any] = {
 }
 
 
-class Told:
+class Recorder:
     """Keeps what a sink of pods tells."""
 
     def __init__(self) -> None:
@@ -115,26 +115,26 @@ def test_a_pod_with_an_address_is_read_at_its_control_port() -> None:
     ],
 )
 def test_a_pod_that_cannot_be_asked_is_left_out(pod: dict[str, Any]) -> None:
-    told = Told()
-    pods = Pods(told)
+    recorder = Recorder()
+    pods = Pods(recorder)
     pods.put(("team", "chat-1"), POD)
     pods.put(("team", "chat-1"), pod)
     pods.put(("team", "chat-1"), pod)
-    assert told.calls == ["follow uid-1", "leave uid-1"]
+    assert recorder.calls == ["follow uid-1", "leave uid-1"]
 
 
 def test_pods_are_followed_from_their_first_to_their_last_state() -> None:
-    told = Told()
-    pods = Pods(told)
+    recorder = Recorder()
+    pods = Pods(recorder)
     pods.put(("team", "chat-1"), POD)
     pods.put(
         ("team", "chat-1"), changed("metadata", "deletionTimestamp", to="2025-11-25T23:00:00Z")
     )
-    assert [target.terminating for target in told.targets] == [False, True]
+    assert [target.terminating for target in recorder.targets] == [False, True]
     pods.put(("team", "chat-1"), changed("metadata", "uid", to="uid-2"))
     pods.remove(("team", "chat-1"))
     pods.remove(("team", "chat-1"))
-    assert told.calls == ["follow uid-1"] * 2 + ["leave uid-1", "follow uid-2", "leave uid-2"]
+    assert recorder.calls == ["follow uid-1"] * 2 + ["leave uid-1", "follow uid-2", "leave uid-2"]
 
 
 @given(content=st.binary() | JSON.map(lambda found: json.dumps(found).encode()))
