@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fleetkeeper_contract.bodies.reader import read_body
+from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_gateway.batch.api.checks import MAX_EXPIRY_S, MIN_EXPIRY_S, invalid
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.paths import INFERENCE
+from fleetkeeper_gateway.http.request_fields import refusal_of
 
 ENDPOINTS: Final = INFERENCE - {"/tokenize", "/detokenize"}
 """Paths that lines may have: those that need the model."""
@@ -62,21 +64,9 @@ def parse_batch_request(body: bytes) -> BatchRequest:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(body.decode(), object_pairs_hook=_once)
-    except RecursionError:
-        raise Refusal(400, "too_deep", "The body is nested too deeply.") from None
-    except ValueError:
-        raise Refusal(400, "invalid_json", "The body is not JSON in UTF-8.") from None
-    if not isinstance(fields, dict):
-        raise Refusal(400, "invalid_json", "The body must be a JSON object.")
-    return fields
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise Refusal(400, "duplicate_field", "A field of the body is there twice. Send it once.")
-    return fields
+        return read_body(body).fields
+    except RefusedBodyError as error:
+        raise refusal_of(error) from None
 
 
 def _text(fields: dict[str, Any], name: str) -> str:
