@@ -78,6 +78,9 @@ class UsageStore:
         for hour in hours[-RAW_HOURS:]:
             if parse_hour(hour) > now - RAW_HOURS * HOUR_S:
                 self._restore_lines(hour)
+        if hours:
+            # Reading it takes long if it is the current one: not on the event loop, at the first page.
+            self._start(hours[-1])
 
     def is_used_up(self, namespace: str) -> bool:
         """Return whether the pods of a namespace must be read less often in this hour."""

@@ -169,7 +169,7 @@ async def test_a_wrong_parameter_is_refused(
         (b"{", "invalid_json"),
         (b'{"endpoint":"\xff"}', "invalid_json"),
         (b"[" * 10_000 + b"]" * 10_000, "too_deep"),
-            (b"[" * 20_001, "too_many_values"),
+        (b"[" * 20_001, "too_many_values"),
         (b'{"endpoint":"a","endpoint":"b"}', "duplicate_field"),
         (b'{"metadata":{"a":"1","a":"2"}}', "duplicate_field"),
         (b"{}", "missing_parameter"),

@@ -1,0 +1,83 @@
+"""What one engine's page can take of the event loop that reads all engines, in processor time."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetkeeper_gateway.usage.engines import PAGE_BYTES, parse_page
+from fleetkeeper_gateway.usage.pages import MAX_PAGE_ENTRIES
+from tests.support.usage_ledgers import NOW, Ledger, an_entry, opened
+
+MAX_TURN_S = 0.15
+"""The worst page takes 50 ms, of a process that serves no request. The rest is for slow machines."""
+MAX_APPEND_S = 0.1
+"""A small page takes less than 1 ms; with the hour's file, 140."""
+LONG = "x" * 240
+WHOLE_PAGES = 30
+
+
+@pytest.fixture(autouse=True)
+def _without_collections() -> Iterator[None]:
+    """The collector's time depends on the objects of all tests."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def filled(one: bytes) -> bytes:
+    """A page whose ignored field has this value as often as there is room."""
+    page = json.dumps(Ledger("pod").document("", 0)).encode()
+    start = page[:-1] + b', "ignored": ['
+    return start + one * ((PAGE_BYTES - len(start) - 8) // len(one)) + b"{}]}"
+
+
+def many_names() -> bytes:
+    """As many entries as a page may have, each of an attempt and a model of its own."""
+    ledger = Ledger("pod")
+    for number in range(MAX_PAGE_ENTRIES):
+        name = f"{number:05}-{LONG}"
+        ledger.add(an_entry(name, NOW, 1, request=name, key=f"{LONG}-{number}", model=name))
+    return json.dumps(ledger.document("", 0)).encode()
+
+
+PAGES: dict[str, Callable[[], bytes]] = {
+    "names": many_names,
+    "objects": lambda: filled(b"{},"),
+    "nested": lambda: filled(b'{"a":{"b":[]}},'),
+    "numbers": lambda: filled(b"1,"),
+    "escapes": lambda: filled(b'"\\u0041\\n",'),
+}
+
+
+@pytest.mark.promise("usage-checked")
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_holds_the_loop_that_reads_all_engines(name: str, tmp_path: Path) -> None:
+    data, store, turns = PAGES[name](), opened(tmp_path), []
+    for number in range(2):  # the first one may find a thread that was moved to another core
+        pod = Ledger(f"pod-{number}").pod
+        before = time.thread_time()
+        store.append(parse_page(data), pod, NOW)
+        turns.append(time.thread_time() - before)
+    assert min(turns) < MAX_TURN_S, turns
+
+
+def test_the_first_page_after_a_restart_reads_no_file_again(tmp_path: Path) -> None:
+    """An hour's file may have a million lines, and the probes of the process are not answered meanwhile."""
+    ledger, store = Ledger("pod", capacity=1_000_000), opened(tmp_path)
+    for number in range(WHOLE_PAGES * MAX_PAGE_ENTRIES):
+        ledger.add(an_entry(f"attempt-{number}", NOW, 1))
+    ledger.read_into(store, NOW)
+    store.close()
+    ledger.add(an_entry("one more", NOW, 1))
+    cursor = (store := opened(tmp_path)).cursor("pod")
+    page = ledger.page(cursor.boot, cursor.next)
+    before = time.thread_time()
+    store.append(page, ledger.pod, NOW)
+    assert time.thread_time() - before < MAX_APPEND_S
