@@ -20,7 +20,7 @@ from fleetkeeper_local.demo.traffic import Traffic, joined
 from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
-from fleetkeeper_local.load.schedule import Phase, plan_arrivals
+from fleetkeeper_local.load.schedule import Phase, plan_arrivals, ramp
 
 POLL_S = 1.0
 SEED = 20_240_607
@@ -30,6 +30,7 @@ UNPINNED_S = 20.0
 QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 360.0, 300.0
 SETTLED_S = 10.0
 """Time that the surge continues with all replicas."""
+RAMP_STEPS = 24
 PROMETHEUS_GONE_S = 25.0
 KILLED_S = 2.0
 PATIENCE = Patience(attempts=100, max_wait_s=30.0, request_timeout_s=300.0, deadline_s=300.0)
@@ -135,15 +136,17 @@ class Play:
         end_s = time.monotonic() + SURGE_MAX_S
         surge = self.scenario.surge
         kill = Act(10.0, self._kill_operators, self._has_grown)
-        for factor in surge:
+        for number, factor in enumerate(surge):
+            ramp_s = 0.0 if number else self.scenario.ramp_s
             self._engines, self._grown_at_s = len(self.fleet.engines()), time.monotonic()
             stalled = self._load(
                 f"x{factor:g}",
                 factor,
-                SURGE_MIN_S,
+                ramp_s + SURGE_MIN_S,
                 self._has_settled,
                 end_s - time.monotonic(),
                 *([] if self._killed else [kill]),
+                ramp_s=ramp_s,
                 unless=self._has_stalled if factor < surge[-1] else None,
             )
             if not stalled:
@@ -158,23 +161,26 @@ class Play:
         until: Callable[[], bool],
         max_s: float,
         *acts: Act,
+        ramp_s: float = 0.0,
         unless: Callable[[], bool] | None = None,
     ) -> bool:
         """Apply load for at least `min_s` and until `until` is true; run acts when they are due.
 
-        It ends after `max_s` at the latest.
+        The rate of the first stage rises to that of this one in `ramp_s`. It ends after `max_s` at the latest.
 
         Returns:
             True if it ended because of `unless`, which does not wait for acts.
         """
         rate = factor * self.rate_per_s
-        arrivals = plan_arrivals(
-            [Phase(name, max_s, rate)], self.scenario.shape, SEED + len(self.traffic)
-        )
+        phases = [Phase(name, max_s - ramp_s, rate)]
+        if ramp_s:
+            phases[:0] = ramp(name, ramp_s, self.rate_per_s, rate, RAMP_STEPS)
+        arrivals = plan_arrivals(phases, self.scenario.shape, SEED + len(self.traffic))
         traffic = Traffic(self.base_url, self.fleet.name, arrivals, PATIENCE).start()
         self.traffic.append(traffic)
         self.phase = name
-        self._note(f"load {name}: {rate:.1f} requests/s")
+        rises = f", reached in {ramp_s:.0f} s" if ramp_s else ""
+        self._note(f"load {name}: {rate:.1f} requests/s{rises}")
         began_s, begin_s = time.time(), time.monotonic()
         waiting = sorted(acts, key=lambda act: act.at_s)
         cut = False

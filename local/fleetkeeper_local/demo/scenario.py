@@ -30,6 +30,8 @@ class Scenario:
     engines: EngineKind
     surge: tuple[float, ...]
     """Multiples of the first load. The next one follows if the replicas stopped growing below `replicas`."""
+    ramp_s: float
+    """The load rises to the first multiple in this time; 0 for at once."""
     replicas: int
     """The surge lasts until this many replicas have been ready for a while."""
     shape: Shape = field(default_factory=Shape)
@@ -41,6 +43,7 @@ VLLM: Final = Scenario(
     name="tiny",
     engines=EngineKind.VLLM,
     surge=(4.0, 5.0, 6.25, 8.0),
+    ramp_s=0.0,
     replicas=2,
 )
 SIMULATED: Final = Scenario(
@@ -48,7 +51,8 @@ SIMULATED: Final = Scenario(
     example=REPOSITORY / "examples" / "simulated.yaml",
     name="simulated",
     engines=EngineKind.SIMULATED,
-    surge=(20.0, 60.0, 75.0),
+    surge=(60.0, 75.0),
+    ramp_s=240.0,
     replicas=20,
     # Long answers: twenty replicas then serve fewer requests a second than two cores can send.
     shape=Shape(prompt_tokens=(64, 512), output_tokens=(256, 768)),

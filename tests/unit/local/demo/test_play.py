@@ -10,6 +10,7 @@ import pytest
 from fleetkeeper_local.demo import play as play_module
 from fleetkeeper_local.demo.figure import FAULT, LOAD
 from fleetkeeper_local.demo.play import Play
+from fleetkeeper_local.demo.scenario import VLLM, Scenario
 from fleetkeeper_local.load.schedule import Arrival
 
 pytestmark = pytest.mark.exhaustive
@@ -57,6 +58,7 @@ class World:
     frozen_at_s: float = 0.0
     done: list[str] = field(default_factory=list)
     batch: list[str] = field(default_factory=list)
+    sent: list[list[float]] = field(default_factory=list)
     name: str = "tiny"
 
     def engines(self) -> list[Pod]:
@@ -100,7 +102,9 @@ class World:
         self.done.append("start Prometheus")
 
 
-def _played(monkeypatch: pytest.MonkeyPatch, capacity_per_s: float) -> tuple[Play, World]:
+def _played(
+    monkeypatch: pytest.MonkeyPatch, capacity_per_s: float, scenario: Scenario = VLLM
+) -> tuple[Play, World]:
     """A run whose first load is 2 requests a second."""
     clock = Clock()
     world = World(clock, capacity_per_s)
@@ -110,6 +114,7 @@ def _played(monkeypatch: pytest.MonkeyPatch, capacity_per_s: float) -> tuple[Pla
 
         def __init__(self, _: str, __: str, arrivals: tuple[Arrival, ...], ___: object) -> None:
             self.rate_per_s = len(arrivals) / arrivals[-1].at_s
+            world.sent.append([arrival.at_s for arrival in arrivals])
             self.started_at_s = clock.time()
 
         def start(self) -> Self:
@@ -125,7 +130,16 @@ def _played(monkeypatch: pytest.MonkeyPatch, capacity_per_s: float) -> tuple[Pla
     monkeypatch.setattr(play_module, "time", clock)
     monkeypatch.setattr(play_module, "Traffic", Load)
     anything: Any = world  # what it stands in for is a cluster, an installation and a fleet
-    play = Play(anything, anything, anything, "http://nowhere", 2.0, lambda _: None, work=anything)
+    play = Play(
+        anything,
+        anything,
+        anything,
+        "http://nowhere",
+        2.0,
+        lambda _: None,
+        work=anything,
+        scenario=scenario,
+    )
     play.run()
     return play, world
 
@@ -160,6 +174,17 @@ def test_the_load_rises_until_a_second_replica_is_ordered(
     assert world.done[: len(FAULTS)] == FAULTS
     assert play.ended_at_s is not None
     assert not [moment for moment in play.moments if "skipped" in moment.text]
+
+
+def test_a_surge_can_rise_from_the_first_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(VLLM, surge=(60.0,), ramp_s=240.0)
+    play, world = _played(monkeypatch, 100.0, scenario)
+    assert _loads(play)[1] == "x60: 120.0/s"
+    (told,) = (moment.text for moment in play.moments if "x60" in moment.text)
+    assert told == "load x60: 120.0 requests/s, reached in 240 s"
+    sent = world.sent[1]
+    rates = [sum(start <= at_s < start + 10 for at_s in sent) / 10 for start in (0, 110, 240, 300)]
+    assert rates == pytest.approx([2 + 118 / 24, 61.0, 120.0, 120.0], rel=0.2)
 
 
 def test_where_no_load_is_too_much_the_run_ends_and_says_what_was_left_out(
