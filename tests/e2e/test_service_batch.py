@@ -91,6 +91,7 @@ def _assert_all_done(work: WaitingWork) -> None:
     assert f" {work.lines} done, 0 failed" in report, report
 
 
+@pytest.mark.exhaustive
 def test_an_upgrade_costs_a_running_batch_nothing(
     kept: Installation, shared_fleet: Fleet, work: WaitingWork
 ) -> None:

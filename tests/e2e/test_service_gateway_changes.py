@@ -174,6 +174,7 @@ def _code(answer: Answer) -> str:
     return str((answer.body.get("error") or {}).get("code", ""))
 
 
+@pytest.mark.exhaustive
 def test_the_gateway_goes_and_comes_back_with_its_keys(
     shared_fleet: Fleet, door: FrontDoor, product: Installation
 ) -> None:

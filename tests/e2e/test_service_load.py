@@ -52,6 +52,7 @@ def test_sessions_stick_to_their_replica(pair: Fleet) -> None:
     assert len(homes) == 2
 
 
+@pytest.mark.exhaustive
 def test_prompts_with_the_same_beginning_stay_on_one_replica(pair: Fleet) -> None:
     """With PrefixAware; different beginnings spread over both, and no engine restarts."""
     asked = pair.live()["spec"]["routing"]

@@ -176,7 +176,7 @@ async def test_a_restart_with_control_switched_off_takes_back_what_control_said(
 # -- one event for the fleet -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_metrics_that_many_services_lose_together_are_one_event_of_the_fleet() -> None:
     """On the operator's Lease, with how many and which; each service's status says its own part."""
     names = [f"chat-{number:02}" for number in range(20)]

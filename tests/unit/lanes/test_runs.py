@@ -127,6 +127,7 @@ def plugin_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "scripts"))
 
 
+@pytest.mark.exhaustive
 def test_a_failure_of_the_parent_too_does_not_block(repository: Path) -> None:
     """With workers, whose reports are those of tests in a slice too."""
     _commit(repository)

@@ -168,7 +168,7 @@ def with_stages(world: World) -> World:
     return replace(world, pods=tuple(pods))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rollout_of_a_hundred_replicas_writes_the_status_at_most_once_in_two_minutes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

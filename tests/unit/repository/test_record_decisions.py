@@ -9,7 +9,7 @@ import pytest
 from tests.support.record_decisions import record_plans, record_ticks, scenarios
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_record_is_the_same_each_time(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("first", "second")]
     for path in paths:
