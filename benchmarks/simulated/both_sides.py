@@ -21,10 +21,11 @@ from fleetkeeper.simulate.requests import TIER_NAMES
 from fleetkeeper.simulate.trace_file import parse_trace
 from fleetkeeper_local.demo.recorder import Points
 from fleetkeeper_local.load.open_loop import Sample
-from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals, ramp
+from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
 
 SERVICE = Path(__file__).resolve().parent / "service.yaml"
 SHAPE = Shape(prompt_tokens=(64, 512), output_tokens=(256, 768))
+RAMP_STEPS = 8
 TARGETS = Targets()
 MAX_LATE_S = 0.02
 MAX_BUSY_RATIO = 0.5
@@ -50,10 +51,14 @@ class Side:
 def phases_of(seconds: float) -> list[Phase]:
     """Return the load: steady, a step up, a ramp, a burst, and down."""
     part = seconds / 30.0
+    ramp = [
+        Phase("ramp", 4 * part / RAMP_STEPS, 10 + 6 * (number + 1) / RAMP_STEPS)
+        for number in range(RAMP_STEPS)
+    ]
     return [
         Phase("steady", 4 * part, 5.0),
         Phase("step", 5 * part, 10.0),
-        *ramp("ramp", 4 * part, 10.0, 16.0),
+        *ramp,
         Phase("burst", part, 24.0),
         Phase("after", 4 * part, 16.0),
         Phase("down", 12 * part, 4.0),

@@ -20,17 +20,17 @@ from fleetkeeper_local.demo.traffic import Traffic, joined
 from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
-from fleetkeeper_local.load.schedule import Phase, plan_arrivals, ramp
+from fleetkeeper_local.load.schedule import Phase, plan_arrivals
 
 POLL_S = 1.0
 SEED = 20_240_607
 QUIET_MIN_S, SURGE_MIN_S, LAST_MIN_S = 25.0, 45.0, 45.0
 UNPINNED_S = 20.0
 """Time in which most of the capacity measurement's load leaves the control loop's windows."""
-QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 360.0, 300.0
+QUIET_MAX_S, SURGE_MAX_S, RECOVERY_MAX_S = 90.0, 480.0, 300.0
 SETTLED_S = 10.0
 """Time that the surge continues with all replicas."""
-RAMP_STEPS = 24
+RAMP_STEPS = 30
 PROMETHEUS_GONE_S = 25.0
 KILLED_S = 2.0
 PATIENCE = Patience(attempts=100, max_wait_s=30.0, request_timeout_s=300.0, deadline_s=300.0)
@@ -174,7 +174,9 @@ class Play:
         rate = factor * self.rate_per_s
         phases = [Phase(name, max_s - ramp_s, rate)]
         if ramp_s:
-            phases[:0] = ramp(name, ramp_s, self.rate_per_s, rate, RAMP_STEPS)
+            # It doubles in equal times: no fleet can follow a load that grows faster than it may double.
+            rates = (self.rate_per_s * factor ** (step / RAMP_STEPS) for step in range(RAMP_STEPS))
+            phases[:0] = [Phase(name, ramp_s / RAMP_STEPS, one) for one in rates]
         arrivals = plan_arrivals(phases, self.scenario.shape, SEED + len(self.traffic))
         traffic = Traffic(self.base_url, self.fleet.name, arrivals, PATIENCE).start()
         self.traffic.append(traffic)

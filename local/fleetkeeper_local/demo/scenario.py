@@ -52,7 +52,7 @@ SIMULATED: Final = Scenario(
     name="simulated",
     engines=EngineKind.SIMULATED,
     surge=(60.0, 75.0),
-    ramp_s=240.0,
+    ramp_s=300.0,
     replicas=20,
     # Long answers: twenty replicas then serve fewer requests a second than two cores can send.
     shape=Shape(prompt_tokens=(64, 512), output_tokens=(256, 768)),

@@ -19,12 +19,6 @@ class Phase:
     rate_per_s: float
 
 
-def ramp(name: str, seconds: float, start: float, end: float, steps: int = 8) -> list[Phase]:
-    """Return phases whose rates rise evenly from above one rate, in requests per second, to another."""
-    rise = (end - start) / steps
-    return [Phase(name, seconds / steps, start + rise * step) for step in range(1, steps + 1)]
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The mix of requests: tiers by weight, lengths in tokens drawn uniformly from a range."""
