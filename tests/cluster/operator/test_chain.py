@@ -98,9 +98,10 @@ def _children(world: World, name: str) -> dict[str, Any]:
             },
             sort_keys=True,
         )
-        found[f"{kind} {child.replace(name, 'NAME')}"] = json.loads(
-            text.replace(name, "NAME").replace(uid, "UID")
-        )
+        # The namespace first: its random end may continue with the number of a service.
+        for known, word in ((world.namespace, "NAMESPACE"), (name, "NAME"), (uid, "UID")):
+            text = text.replace(known, word)
+        found[f"{kind} {child.replace(name, 'NAME')}"] = json.loads(text)
     return found
 
 
