@@ -263,9 +263,11 @@ async def test_a_killed_server_that_begins_empty_learns_scripts_and_running_requ
         await replica.until_shared()
     with redis.client() as client:
         await until(lambda: client.zcard(SLOTS) == 3, "slots of running requests")
-    assert (await refused(two.limiter, demand_of(key))).limit == "concurrency"
-    for admission in (first, meanwhile):
-        await admission.release(sent=True)
+        assert (await refused(two.limiter, demand_of(key))).limit == "concurrency"
+        for admission in (first, meanwhile):
+            await admission.release(sent=True)
+        # Nobody waits for that: the new server has to learn the script first.
+        await until(lambda: client.zcard(SLOTS) == 1, "the slots are given back")
     await admitted(two.limiter, key, 2)
 
 
