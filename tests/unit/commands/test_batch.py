@@ -22,6 +22,8 @@ from fleetkeeper_gateway.batch.validation.validator import MAX_LINE_BYTES
 from fleetkeeper_local.common.paths import REPOSITORY
 from tests.support.batch_api_server import KEY, BatchServer, batch_server
 
+pytestmark = pytest.mark.slow
+
 ENDPOINT = "/v1/chat/completions"
 Refusal = tuple[int, dict[str, Any], dict[str, str]]
 

@@ -13,6 +13,8 @@ import pytest
 
 from fleetkeeper.commands.prometheus_history import HistoryError, PrometheusHistory
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"metric": {"series": "ready"}, "values": [[60, "1"], [120, "2"]]}]
 GUARD_S = 120.0
 

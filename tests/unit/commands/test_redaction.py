@@ -8,6 +8,8 @@ import pytest
 
 from fleetkeeper.commands.bundle.redaction import LAST_APPLIED, REDACTED, redact, redact_text
 
+pytestmark = pytest.mark.slow
+
 HEX = "0123456789abcdef" * 4
 
 

@@ -10,6 +10,8 @@ from typer.testing import CliRunner, Result
 
 from fleetkeeper import cli
 
+pytestmark = pytest.mark.slow
+
 SERVICE = """\
 apiVersion: fleetkeeper.io/v1alpha1
 kind: InferenceService

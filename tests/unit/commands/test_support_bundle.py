@@ -21,6 +21,8 @@ from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.support_cluster import Recorded, recorded_cluster, status_of
 
+pytestmark = pytest.mark.slow
+
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 FIS = f"/apis/fleetkeeper.io/v1alpha1/namespaces/team-a/{names.PLURAL}"
 SYSTEM = "/api/v1/namespaces/fleetkeeper-system"

@@ -20,6 +20,8 @@ from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper.commands.usage import parse_when
 from fleetkeeper_contract.usage_files import BadUsageQueryError
 
+pytestmark = pytest.mark.slow
+
 HOUR = "2025-11-25T23"
 SINCE = ("--since", "2025-11-25T00:00:00Z", "--until", "2025-11-26T12:00:00Z")
 PLACE = {"namespace": "team", "service": "chat", "model": "m"}

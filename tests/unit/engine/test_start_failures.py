@@ -24,6 +24,8 @@ from tests.support.engine_documents import a_document
 from tests.support.engine_environment import ROOT, free_port
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = "entrypoints/openai/api_server.py"
 
 

@@ -16,6 +16,8 @@ from fleetkeeper_contract.bodies.reader import BodyReader, JsonBody, read_body
 from fleetkeeper_contract.bodies.refused import MAX_VALUES, RefusedBodyError
 from tests.support.lanes import examples
 
+pytestmark = pytest.mark.slow
+
 # -- the strict parser, and the comparison ----------------------------------------------------------
 
 

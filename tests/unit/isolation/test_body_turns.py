@@ -15,6 +15,8 @@ from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.request_fields import parse_fields
 from tests.support.middleware_calls import Call, StandInVllm, running_middleware
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 MAX_TURN_S = 0.04
 """Turns take up to 9 ms. The rest is for slow machines: without parts they took 70 ms and more."""

@@ -19,6 +19,8 @@ from fleetkeeper.adapters.kubernetes.reading import UNREAD
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 
+pytestmark = pytest.mark.slow
+
 DEEP = '{"f:a":' * 2000 + "{}" + "}" * 2000
 
 

@@ -26,6 +26,8 @@ from fleetkeeper.simulate.patterns import Pattern, rate_of
 from fleetkeeper.simulate.requests import Request
 from tests.support.lanes import keep_first
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ControlSettings(max_replicas=8)
 LINE = Mix(1000.0, 200.0)
 

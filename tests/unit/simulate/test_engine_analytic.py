@@ -16,6 +16,8 @@ from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_steps.costs import StepCosts
 
+pytestmark = pytest.mark.slow
+
 T = 1000.0
 STEP_S = 0.01
 SERVICE_S = 2.0

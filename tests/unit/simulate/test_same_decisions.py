@@ -28,6 +28,8 @@ from fleetkeeper.simulate.cluster import ColdStart
 from fleetkeeper.simulate.loads import Mix, poisson
 from tests.support.loop_world import START, World, send_requests
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 600.0
 MIX = Mix(1000.0, 200.0, (0.2, 0.5, 0.3))
 NAME = "chat"
