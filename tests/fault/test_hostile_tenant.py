@@ -137,7 +137,7 @@ async def test_a_hostile_tenant_slows_and_harms_nobody(world: World) -> None:
         assert operator.alive, operator.log.read_text()[-3000:]
         peak = operator.peak_bytes()
         report(tenant, {"alone": alone, "beside": beside}, peak)
-        assert not operator.tracebacks()
+        assert not operator.tracebacks(), "\n".join(operator.tracebacks())
         assert peak < MEMORY_LIMIT_BYTES
         if LONG:
             assert beside.in_answers() <= 2 * alone.in_answers()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, router_name
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.types import EngineUpdates
+from fleetkeeper.api.types import EngineUpdates, RoutingPolicy
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.manifests.router import desired_router_deployment
 from fleetkeeper.reconcile.types import Kind, Snapshot, Workload
@@ -21,6 +21,8 @@ def with_router_image(
     updates by itself, if the live template is not one that the operator wrote, or during a rollout:
     a wrong image could not be corrected otherwise.
     """
+    if service.spec.routing.policy is RoutingPolicy.NONE:
+        return context  # there may still be a router, of an earlier policy or by another hand
     live = snapshot.children.get((Kind.DEPLOYMENT, router_name(service.name)))
     if not isinstance(live, Workload) or live.image in ("", context.router.image):
         return context

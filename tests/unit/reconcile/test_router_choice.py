@@ -81,3 +81,10 @@ def test_an_image_set_by_hand_is_brought_back() -> None:
     world = edited(RESTING, ROUTER, image="somebody/else:1", digest="edited")
     assert writes(world) == ["chat-fk-router"]
     assert image_in_force(settle(world)) == OLD_IMAGE
+
+
+def test_a_router_with_an_older_image_goes_when_the_service_wants_none() -> None:
+    """The router of a policy that needs none cannot be built, to compare it with what runs."""
+    world = settle(with_spec(upgraded(RESTING), routing={"policy": "None"}))
+    assert ROUTER not in world.children
+    assert plan_of(world).is_empty
