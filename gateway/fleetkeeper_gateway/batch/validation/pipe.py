@@ -60,6 +60,9 @@ async def _feed(process: Process, parts: AsyncIterator[bytes]) -> int:
         view = memoryview(part)
         for start in range(0, len(part), _BLOCK):
             block = view[start : start + _BLOCK]
+            if writer.is_closing():
+                # It ended while the store was slow. uvloop raises a RuntimeError for a write then.
+                return fed
             try:
                 writer.write(block)
                 await writer.drain()

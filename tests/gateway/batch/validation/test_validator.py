@@ -207,6 +207,22 @@ async def test_processes_that_all_die_fail_the_batch(
     assert world.children() == []
 
 
+async def test_processes_that_end_while_the_store_is_slow_fail_the_batch(world: World) -> None:
+    """The pipe to such a process is closed already when the next part of the file comes."""
+    await world.put(b"")
+
+    async def parts(_path: str) -> AsyncIterator[bytes]:
+        yield b"x"
+        await until(lambda: world.children() == [])
+        for _ in range(3):  # turns in which the loop closes the pipe
+            await asyncio.sleep(0)
+        yield b"x"
+
+    world.objects.stream = parts  # type: ignore[assignment, method-assign]
+    validated, _ = await world.validator(python("raise SystemExit(3)")).validate(RECORD)
+    assert [one.code for one in validated.mistakes] == ["validation_failed"]
+
+
 async def test_a_command_that_does_not_exist_fails_the_batch(world: World) -> None:
     await world.put(b"x")
     validated, _ = await world.validator(("/nowhere/python",)).validate(RECORD)
