@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -52,6 +54,15 @@ LAST: Final = (
     "engine/test_drain.py",
 )
 """Tests after which a shared engine is not as it was before, or has ended."""
+
+
+@pytest.fixture
+def without_collections() -> Iterator[None]:
+    """No collection of garbage: its time depends on the objects of all tests, not on what is measured."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,14 @@ from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import processes_of
 from fleetkeeper_local.demo.installation import Installation
 from tests.support.node_world import until
-from tests.support.service_world import await_operators, failures, steady, tracebacks
+from tests.support.service_world import (
+    await_operators,
+    failures,
+    service_fleet,
+    simulated,
+    steady,
+    tracebacks,
+)
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("calm_operator")]
 
@@ -56,17 +63,17 @@ def _router_may_look(fleet: Fleet) -> bool:
     return "yes" in fleet.kubectl("auth", "can-i", "watch", "pods", f"--as={account}")
 
 
-def test_a_tenants_namespace_goes_cleanly_while_it_serves(
-    fleet: Fleet, product: Installation
-) -> None:
-    """With a service in it at work: everything goes, down to the processes, and nothing waits for anybody."""
-    pods = [*fleet.engines(), *fleet.pods("router")]
-    assert all(processes_of(pod.uid, lambda _: True) for pod in pods)
-    cluster, tenant = product.cluster, fleet.namespace
-    with steady(fleet, 2.0, seed=15) as traffic:
-        until(lambda: len(traffic.samples) >= 5, "answers")
-        cluster.kubectl("delete", "namespace", tenant, "--timeout=120s", timeout_s=130)
-    assert tenant not in cluster.namespaces()
+def test_a_tenants_namespace_goes_cleanly_while_it_serves(product: Installation) -> None:
+    """With a service in it at work: everything goes, down to the processes, and nothing waits."""
+    cluster = product.cluster
+    with service_fleet(product, simulated()) as fleet:  # later tests want the shared one
+        fleet.await_ready(1)
+        pods = [*fleet.engines(), *fleet.pods("router")]
+        assert all(processes_of(pod.uid, lambda _: True) for pod in pods)
+        with steady(fleet, 2.0, seed=15) as traffic:
+            until(lambda: len(traffic.samples) >= 5, "answers")
+            cluster.kubectl("delete", "namespace", fleet.namespace, "--timeout=120s", timeout_s=130)
+        assert fleet.namespace not in cluster.namespaces()
     until(
         lambda: not any(processes_of(pod.uid, lambda _: True) for pod in pods), "no process is left"
     )

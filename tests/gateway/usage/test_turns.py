@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,14 @@ from fleetkeeper_gateway.usage.engines import PAGE_BYTES, parse_page
 from fleetkeeper_gateway.usage.pages import MAX_PAGE_ENTRIES
 from tests.support.usage_ledgers import NOW, Ledger, an_entry, opened
 
+pytestmark = pytest.mark.usefixtures("without_collections")
+
 MAX_TURN_S = 0.15
 """The worst page takes 50 ms, of a process that serves no request. The rest is for slow machines."""
 MAX_APPEND_S = 0.1
 """A small page takes less than 1 ms; with the hour's file, 140."""
 LONG = "x" * 240
 WHOLE_PAGES = 30
-
-
-@pytest.fixture(autouse=True)
-def _without_collections() -> Iterator[None]:
-    """The collector's time depends on the objects of all tests."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def filled(one: bytes) -> bytes:

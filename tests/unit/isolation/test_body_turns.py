@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -15,7 +14,7 @@ from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.request_fields import parse_fields
 from tests.support.middleware_calls import Call, StandInVllm, running_middleware
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_collections")]
 
 CHAT = "/v1/chat/completions"
 MAX_TURN_S = 0.04
@@ -63,15 +62,6 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "spaces": lambda: filled(b'{"model":"m",', b"\n  ", b'"input":"x"}'),
     "levels": lambda: b'{"model":"m","x":' + b"[" * 19_000 + b"]" * 19_000 + b"}",
 }
-
-
-@pytest.fixture(autouse=True)
-def _without_collections() -> Iterator[None]:
-    """The collector's time depends on the objects of all tests."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def max_turn_s(work: Awaitable[object]) -> float:

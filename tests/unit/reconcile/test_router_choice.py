@@ -84,7 +84,7 @@ def test_an_image_set_by_hand_is_brought_back() -> None:
 
 
 def test_a_router_with_an_older_image_goes_when_the_service_wants_none() -> None:
-    """The router of a policy that needs none cannot be built, to compare it with what runs."""
+    """A policy without routers has no image to compare with the one that runs."""
     world = settle(with_spec(upgraded(RESTING), routing={"policy": "None"}))
     assert ROUTER not in world.children
     assert plan_of(world).is_empty

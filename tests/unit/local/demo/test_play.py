@@ -180,8 +180,8 @@ def test_a_surge_can_rise_from_the_first_load(monkeypatch: pytest.MonkeyPatch) -
     scenario = replace(VLLM, surge=(60.0,), ramp_s=300.0)
     play, world = _played(monkeypatch, 100.0, scenario)
     assert _loads(play)[1] == "x60: 120.0/s"
-    (told,) = (moment.text for moment in play.moments if "x60" in moment.text)
-    assert told == "load x60: 120.0 requests/s, reached in 300 s"
+    (shown,) = (moment.text for moment in play.moments if "x60" in moment.text)
+    assert shown == "load x60: 120.0 requests/s, reached in 300 s"
     sent = world.sent[1]
     rates = [sum(start <= at_s < start + 20 for at_s in sent) / 20 for start in (0, 150, 300, 350)]
     assert rates == pytest.approx([2.1, 2 * 60**0.55, 120.0, 120.0], rel=0.3)
