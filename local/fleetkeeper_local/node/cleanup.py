@@ -64,13 +64,18 @@ def end_shims(settings: NodeSettings) -> None:
 
 
 def _remove_shim_files(settings: NodeSettings) -> None:
-    """Remove what killed shims leave in /run/containerd: their sockets and runc's state."""
-    tasks = settings.directory / "sockets" / "containerd" / "io.containerd.runtime.v2.task"
-    for bundle in tasks.glob("k8s.io/*"):
-        shutil.rmtree(SHIM_STATE / "runc" / "k8s.io" / bundle.name, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):
-            start = json.loads((bundle / "bootstrap.json").read_text())
-            Path(start["address"].removeprefix("unix://")).unlink(missing_ok=True)
+    """Remove what killed shims leave in /run/containerd: runc's state and their sockets.
+
+    A containerd that starts again removes the bundles of shims that have ended, but neither of these. So
+    a container is identified by the bundle that runc noted, and a socket by that nobody listens on it.
+    """
+    for state in (SHIM_STATE / "runc" / "k8s.io").glob("*/state.json"):
+        labels = json.loads(state.read_text())["config"]["labels"]
+        if any(label.startswith(f"bundle={settings.directory}/") for label in labels):
+            shutil.rmtree(state.parent)
+    for path in (SHIM_STATE / "s").glob("*"):
+        if not _answers(path):
+            path.unlink(missing_ok=True)
 
 
 def remove_kernel_state(settings: NodeSettings) -> None:
@@ -150,6 +155,6 @@ def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
             client.connect(str(path))
-        except OSError:
+        except ConnectionRefusedError:
             return False
     return True

@@ -345,18 +345,22 @@ def test_a_build_without_disk_removes_earlier_builds_before_it_is_refused(
 def test_killed_shims_leave_no_socket_and_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of this node's containers; another node's stay."""
+    """Those of this node's containers, even if their bundles are gone; what others use stays."""
     shims = tmp_path / "shims"
     monkeypatch.setattr(cleanup, "SHIM_STATE", shims)
     settings = NodeSettings(directory=tmp_path / "node")
-    tasks = settings.directory / "sockets/containerd/io.containerd.runtime.v2.task/k8s.io"
-    for name in ("ours", "theirs"):
-        (shims / "runc/k8s.io" / name).mkdir(parents=True)
-        (shims / f"{name}.sock").touch()
-    for name in ("ours", "without-a-shim"):
-        (tasks / name).mkdir(parents=True)
-    address = f"unix://{shims / 'ours.sock'}"
-    (tasks / "ours/bootstrap.json").write_text(json.dumps({"version": 3, "address": address}))
-    cleanup.end_shims(settings)
-    assert {path.name for path in shims.glob("*.sock")} == {"theirs.sock"}
+    for name, directory in (("ours", settings.directory), ("theirs", tmp_path / "node-2")):
+        state = shims / "runc/k8s.io" / name / "state.json"
+        state.parent.mkdir(parents=True)
+        state.write_text(json.dumps({"config": {"labels": [f"bundle={directory}/x", "other"]}}))
+    (shims / "s").mkdir()
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as living,
+    ):
+        dead.bind(str(shims / "s/dead"))
+        living.bind(str(shims / "s/living"))
+        living.listen()
+        cleanup.end_shims(settings)
+    assert [path.name for path in shims.glob("s/*")] == ["living"]
     assert [path.name for path in shims.glob("runc/k8s.io/*")] == ["theirs"]
