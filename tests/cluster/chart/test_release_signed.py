@@ -61,7 +61,7 @@ def _ours(world: World) -> list[str]:
 
 
 def test_images_and_chart_of_the_release_are_signed_by_its_key(world: World, key: Path) -> None:
-    assert len(_ours(world)) == 4
+    assert len(_ours(world)) == len(world.images) - 1
     for name in (*_ours(world), _chart(world)):
         _verify(world, name)
     assert (world.release.target / "cosign.pub").read_bytes() == (
@@ -118,7 +118,7 @@ def test_a_mirror_has_the_signatures_and_sboms_too(world: World, tmp_path: Path)
             app, ["mirror", f"--from={world.release.target}", f"--to={mirror}"]
         )
         assert done.exit_code == 0, done.stderr
-        assert done.stderr.count("attached artifacts: 2") == 4
+        assert done.stderr.count("attached artifacts: 2") == len(_ours(world))
         origin = world.release.registry.partition("/")[0]
         for name in (*_ours(world), _chart(world)):
             _verify(world, name.replace(f"{origin}/", f"{mirror}/"))
