@@ -84,12 +84,9 @@ def _own_packages(layers: Path, inspected: Path, checkout: Path) -> oci.Layer:
         binaries = root / VENV / "bin"
         binaries.mkdir(parents=True)
         ignore = shutil.ignore_patterns("__pycache__")
-        for package in (
-            "contract/fleetkeeper_contract",
-            "contract/fleetkeeper_steps",
-            "engine_image/fleetkeeper_engine",
-        ):
-            source = checkout / package
+        # Those that this checkout has: an earlier release has fewer.
+        shared = sorted(path.parent for path in (checkout / "contract").glob("*/__init__.py"))
+        for source in (*shared, checkout / "engine_image" / "fleetkeeper_engine"):
             shutil.copytree(source, site / source.name, ignore=ignore)
         # The same code gives the same layer only if the temporary directory's name is not in it.
         _compile(site, "-s", str(root), "-p", "/")
