@@ -1,6 +1,6 @@
-"""Run the cases in one process, and print what each came to as a line of JSON.
+"""Run the cases in one process, and write what each came to into a file, as JSON.
 
-.venv-engine/bin/python -m tests.support.vllm_core.run MODEL DIRECTORY
+.venv-engine/bin/python -m tests.support.vllm_core.run MODEL DIRECTORY ANSWERS
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ def main() -> None:
     """Run them all."""
     cases = Cases(Path(sys.argv[1]), Path(sys.argv[2]))
     names = ("chosen", "load_v1", "load_v2", "session", "grammar")
-    print(json.dumps({name: outcome(getattr(cases, name)) for name in names}))
+    found = {name: outcome(getattr(cases, name)) for name in names}
+    Path(sys.argv[3]).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
