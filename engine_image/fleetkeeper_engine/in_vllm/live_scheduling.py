@@ -188,6 +188,9 @@ class LiveScheduling:
         self._uncounted.append((step, flight))
         self._scheduled_at = now
         self._followed = False
+        # Before the step is sent: a client may hang up while the workers run it.
+        for entry in step.scheduled_new_reqs:
+            self._record_new(entry.req_id, now)
         if not (tokens and self._asks_grammar):
             self.while_running()
 
@@ -200,9 +203,7 @@ class LiveScheduling:
         if self._followed:
             return
         self._followed = True
-        (step, flight), now = self._uncounted[-1], self._scheduled_at
-        for entry in step.scheduled_new_reqs:
-            self._record_new(entry.req_id, now)
+        (_, flight), now = self._uncounted[-1], self._scheduled_at
         if flight is not None:
             flight.kv_tokens = self._kv_tokens()
         if flight is None or now >= self._count_due:

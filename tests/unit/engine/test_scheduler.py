@@ -123,6 +123,24 @@ def test_above_the_memory_cap_no_new_sequence_is_let_in(region: Region) -> None:
     assert scheduler.seen == [(0, 2048, 64)]
 
 
+class _WithGrammars(StandIn):
+    def get_grammar_bitmask(self) -> None:
+        """vLLM asks for it once the step is with the workers."""
+
+
+def test_the_wait_of_a_request_that_is_aborted_under_way_counts(region: Region) -> None:
+    """Its client hangs up after it was scheduled, and before its step is inspected."""
+    scheduler: Any = mixed_into(_WithGrammars)()
+    scheduler._live = LiveScheduling(scheduler, region, VllmSettings(), Clock())
+    scheduler.requests["r"] = Request("r", RULE.number(Tier.STANDARD, 999_000_000))
+    scheduler.next = Step({"r": 1}, [SimpleNamespace(req_id="r")])
+    step = scheduler.schedule()
+    del scheduler.requests["r"]
+    scheduler.get_grammar_bitmask()
+    scheduler.update_from_output(step, {})
+    assert sum(block(region).queue_wait_buckets) == 1
+
+
 def test_the_reserve_is_kept_while_realtime_comes(region: Region) -> None:
     """After a realtime request 60 of 64 slots are for all; 10 s later all 64 are again."""
     scheduler, clock = made(region)
