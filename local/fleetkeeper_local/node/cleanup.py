@@ -67,10 +67,11 @@ def _remove_shim_files(settings: NodeSettings) -> None:
     """Remove what killed shims leave in /run/containerd: runc's state and their sockets.
 
     A containerd that starts again removes the bundles of shims that have ended, but neither of these. So
-    a container is identified by the bundle that runc noted, and a socket by that nobody listens on it.
+    runc's note of the bundle says whose state it is, and a socket goes if no process listens on it.
     """
     for state in (SHIM_STATE / "runc" / "k8s.io").glob("*/state.json"):
-        labels = json.loads(state.read_text())["config"]["labels"]
+        # Another containerd has its containers here, too, and their state may have another form.
+        labels = json.loads(state.read_text()).get("config", {}).get("labels") or ()
         if any(label.startswith(f"bundle={settings.directory}/") for label in labels):
             shutil.rmtree(state.parent)
     for path in (SHIM_STATE / "s").glob("*"):
@@ -155,6 +156,6 @@ def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
             client.connect(str(path))
-        except ConnectionRefusedError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
     return True
