@@ -36,12 +36,21 @@ from fleetkeeper_local.node.settings import NodeSettings
 from tests.support.node_world import MachineState, Pods, machine_state, until
 from tests.support.service_world import ordered, service_fleet, simulated, tiny, tracebacks
 
+FOLDER = Path(__file__).parent
 DATA = cache_dir() / "e2e-node"
 """In the cache: the next session finds its images there."""
 SIMULATED_SPEED = 0.25
 """Of one H100: as slow as the tiny model on a core, so that work lasts until a fault meets it."""
 KEEP = os.environ.get("FLEETKEEPER_E2E_KEEP") == "1"
 """By hand: use a node that runs, and leave it running."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the first test of a session wait for the node and its images for as long as they take."""
+    limit = pytest.mark.timeout(float(config.getini("timeout")), func_only=True)
+    for item in items:
+        if FOLDER in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(limit)
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ def test_an_engine_that_the_kernel_kills_for_memory_is_out_of_memory(start: Star
     engine = start(pod_bytes=4 * GIB)
     if engine.cgroup is None:
         pytest.skip("needs the right to make a memory cgroup")
-    engine.wait_for(lambda: "starting vLLM" in engine.log, "the start of vLLM", 60)
+    engine.wait_for(lambda: "starting vLLM" in engine.log, "the start of vLLM")
     v1 = engine.cgroup / "memory.limit_in_bytes"
     limit = v1 if v1.exists() else engine.cgroup / "memory.max"
     limit.write_text(str(700 * 1024**2))

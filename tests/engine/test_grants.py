@@ -45,7 +45,7 @@ def put(engine: RunningEngine, text: str) -> None:
     """Write grants.json, and wait until the engine follows it. It is idle meanwhile."""
     write_grants(engine.signer.directory, text)
     wanted = float(json.loads(text)["demanded"])
-    engine.wait_for(lambda: demanded(engine) == wanted, f"demanded {wanted}", PATIENCE_S)
+    engine.wait_for(lambda: demanded(engine) == wanted, f"demanded {wanted}")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def open_again(engine: RunningEngine) -> Iterator[RunningEngine]:
     """The shared engine, which demands nothing when the test ends."""
     yield engine
     (engine.signer.directory / GRANTS_FILE).unlink(missing_ok=True)
-    engine.wait_for(lambda: demanded(engine) == 0.0, "open", PATIENCE_S)
+    engine.wait_for(lambda: demanded(engine) == 0.0, "open")
 
 
 def ask(engine: RunningEngine, path: str = "/v1/completions", **headers: str) -> requests.Response:
@@ -99,7 +99,7 @@ def test_only_a_fresh_grant_for_this_service_passes_and_only_once(
         after = refused(engine)
         return {name: after[name] - before[name] for name in after} == expected
 
-    engine.wait_for(counted, f"refusals {expected}", PATIENCE_S)
+    engine.wait_for(counted, f"refusals {expected}")
     # The supervisor's own requests need no grant.
     assert engine.health("ready") == 200
     assert "Bearer" not in engine.log
@@ -136,7 +136,6 @@ def test_the_tier_is_that_of_the_grant(open_again: RunningEngine) -> None:
     engine.wait_for(
         lambda: [b - a for a, b in zip(before, arrivals(), strict=True)] == [0, 0, 1],
         "one arrival of tier batch",
-        PATIENCE_S,
     )
 
 
@@ -227,16 +226,16 @@ def test_keys_rotate_twice_under_load_without_a_failed_request(
     with Clients(engine, tmp_path) as clients:
         now = time.time()
         for _ in range(2):
-            engine.wait_for(clients.more(), "requests", PATIENCE_S)
+            engine.wait_for(clients.more(), "requests")
             seen = len(clients.kids)
             # The key before stays trusted: clients change to the new one at different times.
             files = rotated_grant_keys(files, sign_from=now - 1, now=now)
             new_kid = json.loads(files["jwks.json"])["keys"][0]["kid"]
             write_grants(engine.signer.directory, file_text(files))
-            engine.wait_for(partial(trusts, engine, new_kid), "the new key", PATIENCE_S)
+            engine.wait_for(partial(trusts, engine, new_kid), "the new key")
             publish(tmp_path, files)
-            engine.wait_for(partial(clients.used_keys, seen + 1), "the change", PATIENCE_S)
-        engine.wait_for(clients.more(), "requests", PATIENCE_S)
+            engine.wait_for(partial(clients.used_keys, seen + 1), "the change")
+        engine.wait_for(clients.more(), "requests")
     assert clients.problems == []
     assert len(clients.kids) == 3
 
@@ -251,13 +250,13 @@ def test_access_changes_under_load_without_a_failed_request(
     put(engine, file_text(files, demanded=False))
     with Clients(engine, tmp_path) as clients:
         for gateway in (True, False, True):
-            engine.wait_for(clients.more(), "requests", PATIENCE_S)
+            engine.wait_for(clients.more(), "requests")
             put(engine, file_text(files, demanded=gateway))
             status = ask(engine).status_code
             assert status == (401 if gateway else 200)
         write_grants(engine.signer.directory, "{")
-        engine.wait_for(lambda: "is invalid, grants" in engine.log, "a warning", PATIENCE_S)
+        engine.wait_for(lambda: "is invalid, grants" in engine.log, "a warning")
         assert ask(engine).status_code == 401
-        engine.wait_for(clients.more(), "requests", PATIENCE_S)
+        engine.wait_for(clients.more(), "requests")
     assert clients.problems == []
     assert engine.vllm_process("APIServer").pid == pid

@@ -107,7 +107,7 @@ def test_what_the_hub_refuses_is_told_by_its_class(
             sections={"model": model},
             environment={"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_TOKEN": token},
         )
-        assert (engine.wait_end(60), engine.termination()["class"]) == told
+        assert (engine.wait_end(), engine.termination()["class"]) == told
 
 
 def test_an_adapter_is_loaded_at_start_and_served_under_its_name(engine: RunningEngine) -> None:

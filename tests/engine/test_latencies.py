@@ -112,7 +112,7 @@ def compared(
         now = engine.metrics()
         return sum(gained(before, now, f"{ITL}_count", tier) for tier in set(tiers)) >= frames
 
-    engine.wait_for(are_counted, f"{frames} gaps in the histograms", 60)
+    engine.wait_for(are_counted, f"{frames} gaps in the histograms")
     after = engine.metrics()
     found = {}
     for tier in sorted(set(tiers)):

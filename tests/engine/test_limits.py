@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 from fleetkeeper_contract.histogram_buckets import BATCH_SEQUENCES_EDGES
 from fleetkeeper_engine.shm.layout import SchedulerBlock, Tier
 from tests.support.engine_environment import PYTHON
-from tests.support.inside_engine import Answer, InsideEngine, client
+from tests.support.inside_engine import PATIENCE_S, Answer, InsideEngine, client
 from tests.support.shared_engine import shared_engine
 
 STREAMS = 64
@@ -101,7 +101,7 @@ async def _until_read(engine: InsideEngine, generation: int) -> tuple[float, int
     unread_s, unread_steps = 0.0, 0
     while (block := engine.scheduler()).generation < generation:
         unread_s, unread_steps = time.monotonic() - requested_at, block.worked_steps - before
-        assert unread_s < 30, f"never read: {block}"
+        assert unread_s < PATIENCE_S, f"never read: {block}"
         await asyncio.sleep(0.002)
     return unread_s, unread_steps, block
 

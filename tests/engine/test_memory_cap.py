@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.supervised_engine import (
     GIB,
+    PATIENCE_S,
     RunningEngine,
     StartEngine,
     assert_within_cap,
@@ -24,15 +25,14 @@ pytestmark = pytest.mark.timeout(1200)
 
 def test_a_pod_of_2_gib_is_refused_with_the_sum(start: StartEngine) -> None:
     """vLLM's own processes take 1.9 GiB: no cache is left below 80%."""
-    began = time.monotonic()
     engine = start(sections={"memory": {"limitBytes": 2 * GIB}}, pod_bytes=2 * GIB)
-    assert engine.wait_end(60) == 71
+    assert engine.wait_end() == 71
     line = engine.termination()
     assert (line["class"], line["code"], line["phase"]) == ("HostOutOfMemory", 71, "plan")
     assert "weights 0.01 GiB + base" in line["message"]
     assert "> 80% of 2.00 GiB" in line["message"]
     assert "raise resources.memory to at least" in line["message"]
-    assert time.monotonic() - began < 30, "refused before vLLM was started"
+    assert "starting vLLM" not in engine.log
 
 
 @pytest.mark.promise("memory-cap", "neighbor-memory")
@@ -64,16 +64,13 @@ def test_above_the_cap_new_sequences_stop_and_come_back_below_it(engine: Running
     hog.start()
     try:
         assert held.wait(60)
-        engine.wait_for(
-            lambda: engine.metrics()["fleetkeeper_memory_over_cap"] == 1, "over cap", 30
-        )
+        engine.wait_for(lambda: engine.metrics()["fleetkeeper_memory_over_cap"] == 1, "over cap")
         assert time.monotonic() - began >= 10, "a short peak stops nothing"
         with ThreadPoolExecutor(1) as pool:
             refused = pool.submit(engine.complete, 4)
             engine.wait_for(
                 lambda: engine.metrics()['fleetkeeper_waiting{tier="standard"}'] == 1,
                 "it waits",
-                10,
             )
             time.sleep(2)
             assert not refused.done()
@@ -81,9 +78,9 @@ def test_above_the_cap_new_sequences_stop_and_come_back_below_it(engine: Running
             assert engine.health("live") == 200
             release.set()
             engine.wait_for(
-                lambda: engine.metrics()["fleetkeeper_memory_over_cap"] == 0, "below the cap", 10
+                lambda: engine.metrics()["fleetkeeper_memory_over_cap"] == 0, "below the cap"
             )
-            assert refused.result(30).status_code == 200
+            assert refused.result(PATIENCE_S).status_code == 200
     finally:
         release.set()
         hog.join(30)
@@ -92,4 +89,4 @@ def test_above_the_cap_new_sequences_stop_and_come_back_below_it(engine: Running
         changes = re.findall(r"memory ([\d.]+)%, cap (\d+)%", engine.log)
         return [float(used) > float(cap) for used, cap in changes[-2:]] == [True, False]
 
-    engine.wait_for(above_then_below, "the log has both changes", 10)
+    engine.wait_for(above_then_below, "the log has both changes")

@@ -53,7 +53,7 @@ def test_what_object_storage_lacks_is_told_by_its_class(
 ) -> None:
     found = start_pod(storage.endpoint, source)
     code, death, words = told
-    assert found.wait_end(120) == code
+    assert found.wait_end() == code
     line = found.termination()
     assert (line["code"], line["class"]) == (code, death)
     assert source in line["message"]
@@ -79,7 +79,7 @@ def test_an_image_without_the_streamer_is_refused_in_words(
         python=STOCK_PYTHON,
         launcher=installed / "bin" / "fleetkeeper-engine",
     )
-    assert found.wait_end(120) == 64
+    assert found.wait_end() == 64
     message = found.termination()["message"]
     assert "runai_model_streamer_s3" in message
     assert "profile" in message

@@ -36,7 +36,7 @@ def test_a_changed_policy_is_followed_without_a_restart(engine: RunningEngine) -
     file = engine.signer.directory / "policy.json"
     try:
         _put(file.parent, json.dumps(wanted))
-        engine.wait_for(lambda: policy()["queueLimits"] == [3, 4, 5], "the new limits", 30)
+        engine.wait_for(lambda: policy()["queueLimits"] == [3, 4, 5], "the new limits")
         assert policy() == {
             "queueLimits": [3, 4, 5],
             "batchShareRatio": 0.4,
@@ -44,10 +44,10 @@ def test_a_changed_policy_is_followed_without_a_restart(engine: RunningEngine) -
             "queueWaitObjectiveSeconds": 0.75,
         }
         _put(file.parent, "{")
-        engine.wait_for(lambda: "policy.json" in engine.log, "a warning about it", 30)
+        engine.wait_for(lambda: "policy.json" in engine.log, "a warning about it")
         assert policy()["queueLimits"] == [3, 4, 5]
     finally:
         file.unlink(missing_ok=True)
-    engine.wait_for(lambda: policy() == before, "the document's policy", 30)
+    engine.wait_for(lambda: policy() == before, "the document's policy")
     assert engine.process.pid == pid
     assert engine.complete(1).status_code == 200

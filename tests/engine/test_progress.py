@@ -54,11 +54,11 @@ async def test_the_tail_of_a_full_running_list_decodes_with_fewer_tokens_than_se
         # More clients than sequences: however late one comes back, another one waits for its place.
         engine.set_block(sequences=60, tokens=2048)
         tasks = [asyncio.create_task(come_again(session)) for _ in range(90)]
-        await engine.until(lambda: sum(engine.scheduler().running) == 60, 120)
+        await engine.until(lambda: sum(engine.scheduler().running) == 60)
         joined = True
         engine.set_block(sequences=64, tokens=64)
         late = asyncio.create_task(engine.stream(session, 4, prompt=LONG_PROMPT, tier="realtime"))
-        await engine.until(lambda: engine.scheduler().limit_tokens < 2048, 120)
+        await engine.until(lambda: engine.scheduler().limit_tokens < 2048)
         block = engine.scheduler()
         assert block.limit_tokens >= sum(block.running)
         await asyncio.gather(*tasks)

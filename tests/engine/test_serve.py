@@ -97,7 +97,7 @@ def test_a_limits_request_is_in_force_while_requests_run(engine: RunningEngine) 
         clients = [pool.submit(client) for _ in range(16)]
         try:
             engine.wait_for(
-                lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] >= 12, "load", 60
+                lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] >= 12, "load"
             )
             began = time.monotonic()
             answer = engine.put_limits(4, 512)
@@ -108,12 +108,10 @@ def test_a_limits_request_is_in_force_while_requests_run(engine: RunningEngine) 
             engine.wait_for(
                 lambda: engine.metrics()['fleetkeeper_limit_sequences{kind="effective"}'] == 4,
                 "the limit in force",
-                10,
             )
             engine.wait_for(
                 lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] <= 4,
                 "no more than four run",
-                30,
             )
             told = engine.limits("GET", engine.signer.token(engine.uid)).json()
         finally:
@@ -129,7 +127,7 @@ def test_a_limits_request_is_in_force_while_requests_run(engine: RunningEngine) 
 def test_when_the_lease_ends_limits_return_notch_by_notch(engine: RunningEngine) -> None:
     assert engine.put_limits(4, 512, lease_s=1).status_code == 200
     engine.wait_for(
-        lambda: engine.metrics()["fleetkeeper_limit_lease_seconds"] == 0, "the lease's end", 5
+        lambda: engine.metrics()["fleetkeeper_limit_lease_seconds"] == 0, "the lease's end"
     )
     wanted: list[float] = []
 
@@ -137,7 +135,7 @@ def test_when_the_lease_ends_limits_return_notch_by_notch(engine: RunningEngine)
         wanted.append(engine.metrics()['fleetkeeper_limit_sequences{kind="wanted"}'])
         return wanted[-1] == 64
 
-    took = engine.wait_for(back, "the start-up value", 45)
+    took = engine.wait_for(back, "the start-up value")
     assert took > 20
     assert wanted == sorted(wanted)
     assert len(set(wanted)) >= 6, "back in notches, not at once"
@@ -201,7 +199,7 @@ def test_a_rotated_key_is_taken_without_a_restart(engine: RunningEngine, tmp_pat
     staged.write_text(both)
     staged.replace(engine.signer.directory / "jwks.json")
     engine.wait_for(
-        lambda: 'fleetkeeper_control_keys{kid="two"}' in engine.metrics(), "the new key", 40
+        lambda: 'fleetkeeper_control_keys{kid="two"}' in engine.metrics(), "the new key"
     )
     new.epoch = engine.signer.epoch
     assert engine.limits("GET", new.token(engine.uid)).status_code == 200

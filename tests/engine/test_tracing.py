@@ -104,7 +104,7 @@ def test_a_refused_request_ends_in_the_span_of_admission(
     closed = {"realtime": 1.0, "standard": 0.0, "batch": 1.0}
     assert engine.put_limits(64, 2048, admit=closed).status_code == 200
     try:
-        engine.wait_for(lambda: engine.complete(1).status_code == 429, "a closed tier", 30)
+        engine.wait_for(lambda: engine.complete(1).status_code == 429, "a closed tier")
         answer = client.ask(engine)
     finally:
         engine.put_limits(64, 2048)
@@ -116,7 +116,7 @@ def test_a_refused_request_ends_in_the_span_of_admission(
     assert told["fleetkeeper.admission.reason"] == "tier_closed"
     assert told["fleetkeeper.admission.retry_after_seconds"] == int(answer.headers["Retry-After"])
     assert told["http.response.status_code"] == 429
-    engine.wait_for(lambda: engine.complete(1).status_code == 200, "an open tier", 30)
+    engine.wait_for(lambda: engine.complete(1).status_code == 200, "an open tier")
 
 
 def test_without_its_collector_the_engine_serves_as_before_and_logs_the_loss(
@@ -130,7 +130,7 @@ def test_without_its_collector_the_engine_serves_as_before_and_logs_the_loss(
     began = time.monotonic()
     lost = Client.new()
     engine.wait_for(
-        lambda: lost.ask(engine).status_code == 200 and LOST in engine.log, "a logged loss", 60
+        lambda: lost.ask(engine).status_code == 200 and LOST in engine.log, "a logged loss"
     )
     for _ in range(20):
         assert Client.new().ask(engine).status_code == 200
@@ -143,10 +143,9 @@ def test_without_its_collector_the_engine_serves_as_before_and_logs_the_loss(
             and {span.name for span in collector.spans if back.owns(span)} == {ADMISSION, VLLM}
         ),
         "spans after the collector's return",
-        60,
     )
     engine.wait_for(
-        lambda: "tracing: the collector takes spans again" in engine.log, "the line about it", 60
+        lambda: "tracing: the collector takes spans again" in engine.log, "the line about it"
     )
     collector.stop()
     assert Client.new().ask(engine).status_code == 200

@@ -119,7 +119,7 @@ def bench(engine: RunningEngine) -> Iterator[Bench]:
     key = GrantKey()
     assert engine.run_directory is not None
     file = write_grants(engine.signer.directory, grants_text(key, demanded=False))
-    engine.wait_for(lambda: key.jwk["kid"] in engine.log, "trust in the grant key", 60)
+    engine.wait_for(lambda: key.jwk["kid"] in engine.log, "trust in the grant key")
 
     def identity(attempt: str) -> dict[str, str]:
         grant = key.grant(jti=attempt, rid=f"r-{attempt}", key="key-1")

@@ -67,7 +67,7 @@ class Reader:
         """Whether a request, which this sends, is in the ledger under its attempt."""
         attempt = f"trust-{secrets.token_hex(4)}"
         self.complete(attempt, 1)
-        self.engine.wait_for(self.is_complete, "equal sums", 60)
+        self.engine.wait_for(self.is_complete, "equal sums")
         return any(entry["attempt"] == attempt for entry in self.pages()[0])
 
     def is_complete(self) -> bool:
@@ -94,12 +94,12 @@ def reader(engine: RunningEngine) -> Any:
     """A reader whose key the engine trusts; grants are accepted and not demanded."""
     found = Reader(engine)
     file = write_grants(engine.signer.directory, grants_text(found.key, demanded=False))
-    engine.wait_for(lambda: found.get().status_code == 200, "trust in the grant key", 60)
+    engine.wait_for(lambda: found.get().status_code == 200, "trust in the grant key")
     # vLLM's process reads the file on its own, once a second.
-    engine.wait_for(found.is_attributed, "an attempt with its grant", 60)
+    engine.wait_for(found.is_attributed, "an attempt with its grant")
     yield found
     file.unlink()
-    engine.wait_for(lambda: found.get().status_code == 401, "the end of the trust", 60)
+    engine.wait_for(lambda: found.get().status_code == 401, "the end of the trust")
 
 
 def test_the_control_port_tells_what_each_attempt_took(reader: Reader) -> None:
@@ -109,7 +109,7 @@ def test_the_control_port_tells_what_each_attempt_took(reader: Reader) -> None:
         attempt: reader.complete(attempt, 7) for attempt in ("port-attempt-1", "port-attempt-2")
     }
     reader.engine.complete(5)
-    reader.engine.wait_for(reader.is_complete, "equal sums", 60)
+    reader.engine.wait_for(reader.is_complete, "equal sums")
     entries, page = reader.pages()
     assert page["counting"]
     assert page["errors"] == page["lost"] == 0

@@ -41,6 +41,8 @@ from tests.support.engine_environment import PYTHON, free_port, make_tiny_model
 MODEL = "tiny"
 TOKEN = "internal-token-of-a-test"
 START_S = 900.0
+PATIENCE_S = 180.0
+"""A guard: a wait ends with its event."""
 """Seconds on an idle machine, many minutes on a crowded one; a hung start is told apart by its log."""
 
 THREADS = str(max(1, (os.cpu_count() or 2) - 1))
@@ -294,7 +296,7 @@ class InsideEngine:
                 answer.tokens = json.loads(answer.body)["usage"]["completion_tokens"]
             return answer
 
-    async def until(self, true: Callable[[], bool], within_s: float = 30.0) -> float:
+    async def until(self, true: Callable[[], bool], within_s: float = PATIENCE_S) -> float:
         """Waits until something is true of shared memory; returns how long that took."""
         started = time.monotonic()
         while not true():
@@ -320,7 +322,7 @@ class InsideEngine:
                 )
             )
 
-        await self.until(idle, 60.0)
+        await self.until(idle)
 
     def await_health(self) -> None:
         """Returns when vLLM answers and has taken its first steps; stops it when it does not start."""

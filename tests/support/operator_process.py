@@ -33,7 +33,7 @@ SHORT_WAITS: Final = {
 
 With the usual 10, 3 and 5 s every test would wait for them before it is at rest.
 """
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
 
 

@@ -28,6 +28,8 @@ from tests.support.signer import ISSUER, Signer
 
 START_TIMEOUT_S = 800.0
 """Half a minute on two idle cores; machines under test are shared."""
+PATIENCE_S = 180.0
+"""A guard: a wait ends with its event."""
 POLL_S = 0.1
 GIB = 1024**3
 COMPILED = "inductor"
@@ -172,11 +174,15 @@ class RunningEngine:
     def health(self, name: str) -> int:
         """The status of /healthz/NAME; 0 when nothing answers."""
         try:
-            return self.session.get(f"{self.control_url}/healthz/{name}", timeout=5).status_code
+            return self.session.get(
+                f"{self.control_url}/healthz/{name}", timeout=PATIENCE_S
+            ).status_code
         except requests.RequestException:
             return 0
 
-    def wait_for(self, holds: Callable[[], object], what: str, timeout_s: float) -> float:
+    def wait_for(
+        self, holds: Callable[[], object], what: str, timeout_s: float = PATIENCE_S
+    ) -> float:
         """Waits until something holds; returns the seconds it took.
 
         Raises:
@@ -197,7 +203,7 @@ class RunningEngine:
         """Waits until the pod would get requests."""
         return self.wait_for(lambda: self.health("ready") == 200, "ready", timeout_s)
 
-    def wait_idle(self, timeout_s: float = 60.0) -> float:
+    def wait_idle(self, timeout_s: float = PATIENCE_S) -> float:
         """Waits until no request is queued or runs."""
 
         def idle() -> bool:
@@ -206,13 +212,13 @@ class RunningEngine:
 
         return self.wait_for(idle, "nothing waits or runs", timeout_s)
 
-    def wait_end(self, timeout_s: float = 60.0) -> int:
+    def wait_end(self, timeout_s: float = PATIENCE_S) -> int:
         """Waits until the supervisor ended; its exit code."""
         return self.process.wait(timeout_s)
 
     def metrics(self) -> dict[str, float]:
         """Samples by name and labels: `name{label="value",...}` with sorted labels."""
-        text = self.session.get(f"{self.control_url}/metrics", timeout=10).text
+        text = self.session.get(f"{self.control_url}/metrics", timeout=PATIENCE_S).text
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -224,7 +230,7 @@ class RunningEngine:
         """A request for /v1/limits with the given token."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return self.session.request(
-            method, f"{self.control_url}/v1/limits", headers=headers, json=body, timeout=10
+            method, f"{self.control_url}/v1/limits", headers=headers, json=body, timeout=PATIENCE_S
         )
 
     def put_limits(
@@ -375,9 +381,7 @@ def eight_running(
 ) -> list[Future[int]]:
     """Eight requests, all running; their statuses to come."""
     found = [pool.submit(lambda: engine.complete(tokens).status_code) for _ in range(8)]
-    engine.wait_for(
-        lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] == 8, "load", 30
-    )
+    engine.wait_for(lambda: engine.metrics()['fleetkeeper_running{tier="standard"}'] == 8, "load")
     return found
 
 

@@ -219,7 +219,7 @@ async def test_real_samples_become_signals(world: World) -> None:
         got = await until_complete(world, prometheus)
         for service in SERVICES:
             for row in got[service]:
-                assert 0 <= time.time() - row.time < 30
+                assert 0 <= time.time() - row.time < 120
                 assert row.decode is not None
                 assert row.prefill is None
                 now = world.engines[row.pod].sample(time.time()).counters
@@ -251,7 +251,7 @@ async def test_real_backlogs_have_their_scrape_time_and_end(world: World) -> Non
             await asyncio.sleep(0.3)
         assert found.keys() == {SERVICES[0]}
         backlog = found[SERVICES[0]]
-        assert 0 <= time.time() - backlog.time < 30
+        assert 0 <= time.time() - backlog.time < 120
         assert backlog.tokens == 1e6
         assert backlog.tokens_per_s == pytest.approx(1e6 / 3600)
         assert 3500 < backlog.deadline - backlog.time <= 3601
@@ -305,10 +305,9 @@ async def frozen_and_back(world: World, prometheus: Prometheus) -> None:
     assert world.process is not None
     os.kill(world.process.pid, signal.SIGSTOP)
     short = Prometheus(PrometheusSettings(world.url, deadline_s=1.0), time.monotonic)
-    began = time.monotonic()
     with pytest.raises(PrometheusError):
-        await observed(world, short)
-    assert time.monotonic() - began < 20
+        async with asyncio.timeout(60):
+            await observed(world, short)
     short.close()
     os.kill(world.process.pid, signal.SIGCONT)
     await until_complete(world, prometheus)

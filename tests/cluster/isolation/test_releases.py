@@ -35,7 +35,8 @@ def install(world: World) -> Iterator[Install]:
     made: list[tuple[str, str]] = []
 
     def installed(*namespaces: str) -> OperatorProcess:
-        space = f"release-{secrets.token_hex(3)}"
+        # Of two in one second, the first name is the older one.
+        space = f"release-{len(made)}-{secrets.token_hex(3)}"
         world.plane.kubectl("create", "namespace", space)
         objects = rendered({"namespaces": list(namespaces)}, release=space, namespace=space)
         name = f"{space}-fleetkeeper"

@@ -112,7 +112,7 @@ async def played(
     reflector = Reflector(server, CONFIG_MAP, None, sink, Clock(), silence_s=silence_s)  # type: ignore[arg-type]
     running = asyncio.create_task(reflector.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not until(sink, reflector):
                 if running.done():
                     running.result()

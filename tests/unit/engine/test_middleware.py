@@ -125,7 +125,7 @@ async def make(vllm: StandInVllm, region: Region) -> AsyncIterator[Callable[...,
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - memory shared with other code has no event
             await asyncio.sleep(0.001)
 

@@ -43,7 +43,7 @@ def text_of(start: int, count: int) -> str:
 
 
 async def taken(collector: Collector) -> Answer:
-    (answer,) = (await asyncio.wait_for(collector.take(), 1)).values()
+    (answer,) = (await asyncio.wait_for(collector.take(), 60)).values()
     return answer
 
 
