@@ -16,12 +16,13 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.kubeconfig import write_kubeconfig
 from fleetkeeper_local.control_plane.pki import Authority
 from fleetkeeper_local.control_plane.ports import is_free, require_free
-from fleetkeeper_local.control_plane.processes import Processes
+from fleetkeeper_local.control_plane.processes import ComponentFailed, Processes
 from fleetkeeper_local.images import oci, registry
 from fleetkeeper_local.node import addons, cleanup, flags, hostnet, preflight
 from fleetkeeper_local.node.settings import NodeSettings
 
 START_TIMEOUT_S = 120.0
+_NO_CRI = "server is not initialized yet"
 STOP_ORDER = (
     "prometheus",
     "kwok",
@@ -123,7 +124,7 @@ class Node:
             plane = pool.submit(self._start_plane)
             coredns_image = runtime.result()
             plane.result()
-        self._start_kubelet()
+        self._start_node()
         self._apply_addons(coredns_image)
         self._await_dns()
 
@@ -173,7 +174,8 @@ class Node:
             registry.push(f"oci:{layout}:1", port, name, tag)
         return registry.reference(port, name, tag)
 
-    def _start_kubelet(self) -> None:
+    def _start_node(self) -> None:
+        """Start the kubelet and kube-proxy, and return once the node is Ready."""
         settings = self.settings
         authority = Authority(self.plane.pki, "ca")
         node_user = f"system:node:{settings.node_name}"
@@ -196,13 +198,26 @@ class Node:
                 user,
                 authority.issue(name, user, groups=groups),
             )
-        self.processes.start("kubelet", flags.kubelet(settings))
         self.processes.start("kube-proxy", flags.kube_proxy(settings))
-        self.processes.await_ready("kubelet", self._node_ready, START_TIMEOUT_S)
+        self._start_kubelet()
         self.processes.await_ready(
             "kube-proxy", lambda: probes.answers_ok("http://127.0.0.1:10256/livez"), START_TIMEOUT_S
         )
         self._mark("the node is Ready")
+
+    def _start_kubelet(self) -> None:
+        """Start the kubelet, again while containerd does not serve CRI yet: it asks once, and ends."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            self.processes.start("kubelet", flags.kubelet(self.settings))
+            try:
+                self.processes.await_ready("kubelet", self._node_ready, START_TIMEOUT_S)
+            except ComponentFailed as error:
+                last = str(error).rpartition("\n")[2]
+                if _NO_CRI not in last or time.monotonic() > deadline:
+                    raise
+            else:
+                return
 
     def _apply_addons(self, coredns_image: str) -> None:
         manifests = [*addons.desired_access(), *addons.desired_dns(coredns_image)]

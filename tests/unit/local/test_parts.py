@@ -187,6 +187,34 @@ def test_a_folder_with_other_things_is_never_used_nor_emptied(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_a_kubelet_that_containerd_does_not_serve_yet_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket is there before its CRI is: the kubelet asks once, and ends."""
+    asked, ready = tmp_path / "asked", tmp_path / "ready"
+    script = f"""
+import pathlib, sys, time
+if not pathlib.Path({str(asked)!r}).exists():
+    pathlib.Path({str(asked)!r}).touch()
+    sys.exit("validate CRI v1 runtime API: rpc error: server is not initialized yet: unavailable")
+pathlib.Path({str(ready)!r}).touch()
+time.sleep(600)
+"""
+    node = Node(NodeSettings(directory=tmp_path / "node"))
+    monkeypatch.setattr(flags, "kubelet", lambda _: [sys.executable, "-c", script])
+    monkeypatch.setattr(node, "_node_ready", ready.exists)
+    try:
+        node._start_kubelet()
+        assert node.processes.running("kubelet") is not None
+        node.processes.kill(["kubelet"])
+        ready.unlink()
+        monkeypatch.setattr(flags, "kubelet", lambda _: [sys.executable, "-c", "exit('no disk')"])
+        with pytest.raises(ComponentFailed, match="no disk"):
+            node._start_kubelet()
+    finally:
+        node.processes.kill(["kubelet"])
+
+
 def test_settings_survive_the_command_and_a_half_written_file_means_the_defaults(
     tmp_path: Path,
 ) -> None:
