@@ -27,7 +27,7 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
             r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|"
             r"Free memory on device .* is less than desired|No available memory for the cache blocks"
         ),
-        "the model and its cache do not fit into the accelerator's memory",
+        "the accelerator has no memory left for the model, its cache or a step",
     ),
     (
         DeathClass.HOST_OUT_OF_MEMORY,
@@ -92,6 +92,12 @@ _HUNG = {
     "serve": "the engine had pending requests but completed no step for stallSeconds",
 }
 _COMPILED = tuple((death, re.compile(pattern), message) for death, pattern, message in _RULES)
+_PREFIX = re.compile(r"^(?:\([^)]*\)\s*)*(?:ERROR [^\]]*\] ?)?")
+"""Process, level, time and place before a line of vLLM's log."""
+_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
+"""How the last line of a traceback begins."""
+_FOLLOWS = re.compile(r"EngineDeadError|Executor failed|Engine core initialization failed")
+"""An exception that only says that another process ended."""
 _COUNTED = re.compile(r"ValidationError: \d+ validation errors? for")
 _VALUE_ERROR = re.compile(r"(?:Value error|Assertion failed), (.+?)(?: \[type=.*)?$")
 _ILLEGAL_INSTRUCTION = re.compile(
@@ -165,7 +171,9 @@ def classify_death(
             phase,
             detail,
         )
-    return Death(DeathClass.UNKNOWN, f"vLLM ended with {_status(status)}", phase, detail)
+    return Death(
+        DeathClass.UNKNOWN, f"vLLM ended with {_status(status)}{_cause(lines)}", phase, detail
+    )
 
 
 def with_profile(death: Death, profile: Profile | None) -> Death:
@@ -184,6 +192,13 @@ def with_profile(death: Death, profile: Profile | None) -> Death:
     return replace(death, message=f"{death.message} (the engine profile {profile.name} {what})")
 
 
+def _cause(lines: Sequence[str]) -> str:
+    """Return `: ` and the first exception, which is the cause of those below it; empty without any."""
+    told = (text for line in lines if _EXCEPTION.match(text := _shown(line)))
+    cause = next((text for text in told if not _FOLLOWS.search(text)), None)
+    return "" if cause is None else f": {cause}"
+
+
 def _status(status: int | None) -> str:
     if status is None:
         return "no status"
@@ -200,8 +215,8 @@ def _explained(found: str, lines: Sequence[str]) -> str:
 
 
 def _shown(line: str) -> str:
-    """Return a line of vLLM's output without its process prefix, short enough for a condition."""
-    return re.sub(r"^(\([^)]*\)\s*)+", "", line).strip()[:300]
+    """Return a line of vLLM's output without the prefix of its log, short enough for a condition."""
+    return _PREFIX.sub("", line).strip()[:300]
 
 
 def _last_bytes(text: str, size: int) -> str:

@@ -129,6 +129,31 @@ def test_what_pydantic_counts_first_is_told_by_the_line_below() -> None:
     assert alone.message.endswith("1 validation error for SchedulerConfig")
 
 
+def test_an_unknown_end_names_the_exception_that_began_it() -> None:
+    # As vLLM 0.32.0 for CUDA wrote it without FlashInfer.
+    lines = [
+        "(EngineCore pid=866) ERROR 11-27 12:26:25 [core.py:1510] Traceback (most recent call last):",
+        "(EngineCore pid=866) ERROR 11-27 12:26:25 [core.py:1510]     from flashinfer import (",
+        "(EngineCore pid=866) ERROR 11-27 12:26:25 [core.py:1510] ModuleNotFoundError: No module named 'flashinfer'",
+        "Process EngineCore:",
+        "ModuleNotFoundError: No module named 'flashinfer'",
+        "    raise RuntimeError(",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    ]
+    death = classify_death(lines, status=1, phase="start")
+    assert death.death is DeathClass.UNKNOWN
+    assert (
+        death.message
+        == "vLLM ended with status 1: ModuleNotFoundError: No module named 'flashinfer'"
+    )
+    # What the API server says, after EngineCore had an exception or was killed without one.
+    dead = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
+    alone = classify_death(
+        ["RuntimeError: Executor failed.", lines[-1], dead], status=1, phase="start"
+    )
+    assert alone.message == "vLLM ended with status 1"
+
+
 def test_the_kernels_verdict_and_our_own_count_more_than_the_output() -> None:
     line = "torch.OutOfMemoryError: CUDA out of memory."
     killed = classify_death([line], status=-9, phase="serve", oom_kills=1)
