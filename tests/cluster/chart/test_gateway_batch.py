@@ -29,6 +29,10 @@ SETS = [name for name in VALUE_SETS if name.startswith("batch")]
 STORE = "/var/lib/fleetkeeper/batch"
 
 
+def _memory(quantity: object) -> Live:
+    return {"resources": {"limits": {"memory": quantity}}}
+
+
 def _names(objects: list[Live], kind: str) -> set[str]:
     return {item["metadata"]["name"] for item in objects if item["kind"] == kind}
 
@@ -68,7 +72,6 @@ def test_its_settings_are_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     (container,) = pod_of(objects, BATCH)["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"http": settings.batch_port, "admin": settings.batch_admin_port}
-    assert settings.batch_key_bytes == 107_374_182_400
     assert settings.batch_upstream
 
 
@@ -78,6 +81,29 @@ def test_the_values_have_the_defaults_of_the_settings(monkeypatch: pytest.Monkey
         monkeypatch.setenv(f"FLEETKEEPER_GATEWAY_{variable}", value)
     changed = {"batch_upstream"}
     assert BatchSettings().model_dump(exclude=changed) == plain.model_dump(exclude=changed)
+
+
+@pytest.mark.parametrize(
+    ("size", "bytes_"),
+    [
+        ("50Gi", 5_368_709_120),
+        ("0.5Ti", 54_975_581_388),
+        ("2000M", 200_000_000),
+        ("1000000", 100_000),
+    ],
+)
+def test_a_key_may_store_a_tenth_of_the_volume(size: str, bytes_: int) -> None:
+    batch = {"enabled": True, "store": {"persistence": {"size": size}}}
+    objects = rendered({"gateway": {"enabled": True, "redis": ANY_REDIS, "batch": batch}})
+    assert environment(objects, BATCH)["BATCH_KEY_BYTES"] == str(bytes_)
+
+
+def test_a_key_may_store_what_the_values_say() -> None:
+    for store, most in (({"persistence": {"size": "50Gi"}}, 50 << 30), (OBJECT_STORE, 500 << 30)):
+        batch = {"enabled": True, "store": store, "quotas": {"bytes": most}}
+        objects = rendered({"gateway": {"enabled": True, "redis": ANY_REDIS, "batch": batch}})
+        assert environment(objects, BATCH)["BATCH_KEY_BYTES"] == str(most)
+    assert environment(gateway_objects("batch-objects"), BATCH)["BATCH_KEY_BYTES"] == str(100 << 30)
 
 
 def test_one_replica_keeps_its_files_in_a_volume_that_outlives_the_release() -> None:
@@ -269,6 +295,14 @@ def test_probes_are_those_of_the_gateway() -> None:
     assert [batch[kind] for kind in kinds] == [gateway[kind] for kind in kinds]
 
 
+@pytest.mark.parametrize("memory", ["4Gi", "3840Mi", "4100M", 4_100_000_000, "1e12", None])
+def test_worker_processes_fit_in_the_memory_of_the_pod(memory: object) -> None:
+    batch = {**BATCHES, **_memory(memory)}
+    objects = rendered({"gateway": {"enabled": True, "redis": ANY_REDIS, "batch": batch}})
+    variables = environment(objects, BATCH)
+    assert (variables["BATCH_PROCESSES"], variables["BATCH_PROCESS_BYTES"]) == ("4", "536870912")
+
+
 @pytest.mark.parametrize("drain_s", [30, 600])
 def test_an_ending_pod_has_time_for_its_lines(drain_s: int) -> None:
     """The pause before SIGTERM, the drain, 20 s for results in a slow store, and 10 s for requests."""
@@ -340,7 +374,30 @@ BATCHES = {"enabled": True}
         ({"batch": {"replica": 2}}, "replica"),
         ({"batch": {"replicas": 0}}, "replicas"),
         ({"batch": {"concurrency": 5000}}, "concurrency"),
+        ({"batch": {"answerBytes": 16_000_000}}, "answerBytes"),
+        (
+            {"redis": ANY_REDIS, "batch": {**BATCHES, "processes": 5}},
+            "are 3584 MiB, more than 80% of the memory limit",
+        ),
+        (
+            {"redis": ANY_REDIS, "batch": {**BATCHES, "processBytes": 1 << 30}},
+            "are 5120 MiB, more than 80% of the memory limit",
+        ),
+        ({"redis": ANY_REDIS, "batch": {**BATCHES, **_memory("3.5Gi")}}, "raise gateway.batch"),
+        ({"redis": ANY_REDIS, "batch": {**BATCHES, **_memory(4_000_000_000)}}, "raise gateway"),
         ({"batch": {"quotas": {"files": 0}}}, "files"),
+        ({"batch": {"quotas": {"lines": 49_999}}}, "lines"),
+        (
+            {"redis": ANY_REDIS, "batch": {**BATCHES, "quotas": {"bytes": (50 << 30) + 1}}},
+            "more than gateway.batch.store.persistence.size",
+        ),
+        (
+            {
+                "redis": ANY_REDIS,
+                "batch": {**BATCHES, "store": {"persistence": {"size": "50GB"}}},
+            },
+            "such as 50Gi",
+        ),
         ({"batch": {"store": {**OBJECT_STORE, "env": {"a b": "c"}}}}, "a b"),
     ],
 )

@@ -89,6 +89,41 @@ start.
 {{- if and (not $gateway.enabled) (not $batch.upstreamKeySecret.name) (not $gateway.grantKeys.secretName) -}}
 {{- fail "gateway.batch.upstream needs a key: set gateway.batch.upstreamKeySecret, or, if it is a gateway of another release, gateway.grantKeys.secretName to a Secret with the key that signs its grants" -}}
 {{- end -}}
+{{- $memory := include "fleetkeeper.gateway.bytes" (($batch.resources).limits).memory -}}
+{{- $needed := add (mul ($batch.processes | default 4 | int64) ($batch.processBytes | default 536870912 | int64)) 1073741824 -}}
+{{- if and $memory (gt (mul $needed 5) (mul (int64 $memory) 4)) -}}
+{{- fail (printf "gateway.batch.processes x processBytes and 1 GiB for the rest are %d MiB, more than 80%% of the memory limit: lower one of them, or raise gateway.batch.resources.limits.memory" (div $needed 1048576)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The bytes of a quantity of Kubernetes; empty without one, or with a unit that is not known. */ -}}
+{{- define "fleetkeeper.gateway.bytes" -}}
+{{- $text := toString (. | default "") -}}
+{{- $number := regexFind "^[0-9]+(\\.[0-9]+)?(e[+]?[0-9]+)?" $text -}}
+{{- $unit := trimPrefix $number $text -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- if and $number (hasKey $units $unit) -}}
+{{- mulf ($number | float64) (get $units $unit | float64) | int64 -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Bytes that one key may store. Without an object store they are at most those of the volume. */ -}}
+{{- define "fleetkeeper.gateway.batch.keyBytes" -}}
+{{- $batch := .Values.gateway.batch -}}
+{{- $bytes := $batch.quotas.bytes | int64 -}}
+{{- if $batch.store.url -}}
+{{- $bytes | default 107374182400 -}}
+{{- else -}}
+{{- $size := $batch.store.persistence.size -}}
+{{- $volume := include "fleetkeeper.gateway.bytes" $size | int64 -}}
+{{- if not $volume -}}
+{{- fail (printf "gateway.batch.store.persistence.size is %q: write a number and Mi, Gi or Ti, such as 50Gi" $size) -}}
+{{- end -}}
+{{- if gt $bytes $volume -}}
+{{- fail (printf "gateway.batch.quotas.bytes is %d, more than gateway.batch.store.persistence.size: one key could fill the volume of all. Leave it out for a tenth of the volume, or make the volume larger" $bytes) -}}
+{{- end -}}
+{{- $bytes | default (div $volume 10) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "fleetkeeper.gateway.batch.upstream" -}}
