@@ -67,6 +67,14 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def bound_memory(most: int) -> None:
+    """Let this process have at most so many bytes of data. It gets a MemoryError, or ends.
+
+    Not its address space: the store's library alone reserves more than a gigabyte.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens.
 

@@ -116,7 +116,7 @@ def test_what_is_killed_costs_a_batch_no_line(
 ) -> None:
     """The batch process, Redis with all it knew, and the engine: each line once, in order."""
     fleet = ordered(shared_fleet, 1)
-    work.lines = 400
+    work.lines = 1600  # lines that are done are visible a chunk at a time
     work.submit()
     _await_more(work, 20, "before anything is killed")
     pod = _pod(kept)

@@ -1,4 +1,4 @@
-"""The API of files and batches on a port, over a store and a queue in memory, with OpenAI's own client."""
+"""The API of files and batches on a port, over a store in memory, with OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from tests.support.batch_memory import (
     MemoryFiles,
     MemoryKeys,
     MemoryObjects,
-    MemoryQueue,
 )
 
 GUARD_S: Final = 90.0
@@ -75,14 +74,12 @@ class ApiWorld:
         self.objects = MemoryObjects()
         self.files = MemoryFiles(self.objects)
         self.batches = MemoryBatches(self.objects)
-        self.queue = MemoryQueue()
         self.parts = ApiParts(
             keys=self.keys,
             audit=self.audit,
             objects=self.objects,
             files=self.files,
             batches=self.batches,
-            queue=self.queue,
             settings=self.settings,
             on_created=self.created.append,
             clock=lambda: self.now,
@@ -165,13 +162,34 @@ class RawClient:
         async with asyncio.timeout(GUARD_S):
             await self.writer.drain()
 
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", *, key: str = "one", **headers: str
+    ) -> None:
+        """Send a request as it is written here."""
+        lines = [
+            f"{method} {path} HTTP/1.1",
+            "Host: test",
+            f"Authorization: Bearer secret-of-{key}",
+            *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
+            *([f"Content-Length: {len(body)}"] if body else []),
+        ]
+        await self.send("\r\n".join([*lines, "", ""]).encode() + body)
+
+    async def head(self) -> str:
+        """Return the head of an answer, in lower case."""
+        async with asyncio.timeout(GUARD_S):
+            return (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
+
+    async def content(self, head: str) -> bytes:
+        """Return what follows the head of an answer."""
+        length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+        async with asyncio.timeout(GUARD_S):
+            return await self.reader.readexactly(length)
+
     async def answer(self) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of an answer in JSON."""
-        async with asyncio.timeout(GUARD_S):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
-            length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-            body = await self.reader.readexactly(length)
-        return int(head.split()[1]), json.loads(body)
+        head = await self.head()
+        return int(head.split()[1]), json.loads(await self.content(head))
 
 
 BOUNDARY: Final = "the-boundary"

@@ -1,13 +1,22 @@
 """An engine as a process of its own, which tests kill: it answers lines, refuses, and dies at random.
 
 Run as a program: PORT MOST DEATHS, the most requests at a time (more get 429), and the probability that a
-request ends the process. A body's `seconds` is how long its answer takes,
-and one with `wrong` gets 400. GET /answered tells the number of answers.
+request ends the process. GET /answered has the number of answers, and GET /running that of open requests; POST /most/N
+changes MOST.
+Fields of a body decide about its answer:
+
+- `seconds`: how long it takes;
+- `wrong`: it is a 400;
+- `refusal`: it is a refusal of this status, with `retry_after`;
+- `answer_bytes`: so many bytes are added to it;
+- `numbers`: so many numbers are added to it, as embeddings have them;
+- `poison`: it has this text, which may be the mark that ends a process of `poisoned_batch`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import subprocess
@@ -15,7 +24,9 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 GUARD_S = 120.0
@@ -32,20 +43,23 @@ class Engine:
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/{path:.*}", self.answer)
-        app.router.add_get("/answered", self.count)
+        app.router.add_get("/{what:answered|running}", self.count)
+        app.router.add_post("/most/{most}", self.take)
         return app
 
-    async def count(self, _request: web.Request) -> web.Response:
-        return web.json_response(self.answered)
+    async def count(self, request: web.Request) -> web.Response:
+        return web.json_response(getattr(self, request.match_info["what"]))
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.most = int(request.match_info["most"])
+        return web.Response()
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
         if self.running >= self.most:
-            return web.json_response(
-                {"error": {"code": "queue_full", "message": "full"}},
-                status=429,
-                headers={"Retry-After": "1"},
-            )
+            return refusal(429, 1)
+        if body.get("refusal"):
+            return refusal(body["refusal"], body["retry_after"])
         self.running += 1
         try:
             await asyncio.sleep(float(body.get("seconds", 0.0)))
@@ -59,17 +73,38 @@ class Engine:
             error = {"code": "wrong", "message": "the line says so", "tier": tier}
             return web.json_response({"error": error}, status=400)
         choice = {"index": 0, "text": "a", "finish_reason": "stop"}
-        return web.json_response(
-            {
-                "id": "cmpl-1",
-                "object": "text_completion",
-                "model": body["model"],
-                "prompt": body["prompt"],
-                "tier": tier,
-                "choices": [choice],
-                "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-            }
-        )
+        found = {
+            "id": "cmpl-1",
+            "object": "text_completion",
+            "model": body["model"],
+            "prompt": body["prompt"],
+            "tier": tier,
+            "choices": [choice],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        }
+        if body.get("poison"):
+            found["poison"] = body["poison"]
+        text = json.dumps(found).removesuffix("}").encode() + more(body) + b"}"
+        return web.Response(body=text, content_type="application/json")
+
+
+def refusal(status: int, retry_after_s: int) -> web.Response:
+    """Return an answer that asks the client to wait."""
+    return web.json_response(
+        {"error": {"code": "queue_full", "message": "full"}},
+        status=status,
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def more(body: dict[str, Any]) -> bytes:
+    """Return the large members that a body asks its answer to have. They cost the engine nothing."""
+    found = b""
+    if body.get("answer_bytes"):
+        found += b', "more": "' + b"x" * body["answer_bytes"] + b'"'
+    if body.get("numbers"):
+        found += b', "embedding": [' + b",".join([b"-0.01234567890123"] * body["numbers"]) + b"]"
+    return found
 
 
 @dataclass
@@ -108,6 +143,22 @@ class BatchEngine:
             assert time.monotonic() < end, self.log.read_text()[-2000:]
             time.sleep(0.01)
         return self
+
+    async def asked(self, what: str) -> int:
+        """Return a number that it has: `answered` or `running`."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{self.port}/{what}") as answer,
+        ):
+            return int(await answer.json())
+
+    async def take(self, most: int) -> None:
+        """Change how many requests it takes at a time, until it ends."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"http://127.0.0.1:{self.port}/most/{most}") as answer,
+        ):
+            assert answer.status == 200
 
     def kill(self) -> None:
         """End it at once."""

@@ -1,38 +1,24 @@
-"""The store and the queue of the batch process in memory, as `batch.interfaces` describes them."""
+"""The store of the batch process in memory, as `batch.interfaces` describes them."""
 
 # ruff: noqa: ARG002 - the Protocols name the arguments
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from fleetkeeper_gateway.batch.interfaces import (
-    NO_ROUTES,
-    Commit,
-    Object,
-    ObjectMissing,
-    QueueDown,
-    StorageError,
-    Taken,
-    flow_of,
-)
+from fleetkeeper_gateway.batch.interfaces import Index, Log, Object, ObjectMissing, StorageError
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
     Counts,
     FileRecord,
     Final,
     LineRef,
-    Result,
+    Progress,
+    Usage,
     Validated,
 )
 from fleetkeeper_gateway.interfaces import Key, KeyRefused
-
-LEASE_S = 30.0
 
 
 class MemoryKeys:
@@ -84,6 +70,9 @@ class MemoryObjects:
         self.unfinished = 0
         """Objects that are being written."""
         self.most_unfinished = 0
+        self.streams = 0
+        self.reading = 0
+        """Streams that have begun, and those of them that have not ended."""
         self.fail_streams_after: int | None = None
         """Pieces of a stream, after which it fails."""
 
@@ -121,11 +110,16 @@ class MemoryObjects:
     async def stream(self, path: str) -> AsyncIterator[bytes]:
         self.check()
         data = self._found(path)
-        for number, start in enumerate(range(0, len(data), self.piece_bytes)):
-            if number == self.fail_streams_after:
-                raise StorageError("the store broke down")
-            await asyncio.sleep(0)
-            yield data[start : start + self.piece_bytes]
+        self.streams += 1
+        self.reading += 1
+        try:
+            for number, start in enumerate(range(0, len(data), self.piece_bytes)):
+                if number == self.fail_streams_after:
+                    raise StorageError("the store broke down")
+                await asyncio.sleep(0)
+                yield data[start : start + self.piece_bytes]
+        finally:
+            self.reading -= 1
 
     async def list(self, prefix: str, *, after: str = "") -> Sequence[Object]:
         self.check()
@@ -168,6 +162,11 @@ class MemoryFiles:
         self._objects.check()
         return [record for record in reversed(self.kept.values()) if record.key_id == key_id]
 
+    async def usage(self, key_id: str) -> Usage:
+        self._objects.check()
+        sizes = [record.bytes for record in self.kept.values() if record.key_id == key_id]
+        return Usage(len(sizes), sum(sizes))
+
     async def delete(self, key_id: str, file_id: str) -> bool:
         self._objects.check()
         if self.kept.pop((key_id, file_id), None) is None:
@@ -194,7 +193,8 @@ class MemoryBatches:
         self.markers: set[str] = set()
         self.found: dict[str, tuple[Validated, Sequence[LineRef]]] = {}
         self.cancellations: dict[str, int] = {}
-        self.segments: dict[str, dict[str, Sequence[Result]]] = {}
+        self.counts: dict[str, Counts] = {}
+        """What the logs have."""
         self.ends: dict[str, Final] = {}
 
     async def create(self, record: BatchRecord) -> bool:
@@ -210,13 +210,29 @@ class MemoryBatches:
         record = self.kept.get(batch_id)
         return record if record is not None and record.key_id == key_id else None
 
-    async def list(self, key_id: str) -> Sequence[BatchRecord]:
+    async def ids(self, key_id: str) -> Sequence[str]:
         self._objects.check()
-        return [record for record in reversed(self.kept.values()) if record.key_id == key_id]
+        return [record.id for record in reversed(self.kept.values()) if record.key_id == key_id]
+
+    async def several(self, key_id: str, batch_ids: Sequence[str]) -> Sequence[BatchRecord]:
+        found = [await self.get(key_id, batch_id) for batch_id in batch_ids]
+        return [record for record in found if record is not None]
 
     async def active(self) -> Sequence[BatchRecord]:
         self._objects.check()
         return [record for record in self.kept.values() if record.id in self.markers]
+
+    async def active_ids(self, key_id: str) -> Sequence[str]:
+        return [record.id for record in await self.active() if record.key_id == key_id]
+
+    async def make_room(self, key_id: str, most: int) -> int:
+        self._objects.check()
+        own = [record for record in self.kept.values() if record.key_id == key_id]
+        gone = [one for one in own if one.id in self.ends and one.id not in self.markers]
+        for record in gone[: 1 + len(own) - most if len(own) >= most else 0]:
+            del self.kept[record.id]
+            own.remove(record)
+        return most - len(own)
 
     async def put_validated(
         self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]
@@ -228,10 +244,6 @@ class MemoryBatches:
         self._objects.check()
         return self.found[record.id][0] if record.id in self.found else None
 
-    async def lines(self, record: BatchRecord) -> Sequence[LineRef]:
-        self._objects.check()
-        return self.found[record.id][1]
-
     async def cancel(self, record: BatchRecord, at: int) -> None:
         self._objects.check()
         self.cancellations.setdefault(record.id, at)
@@ -240,17 +252,19 @@ class MemoryBatches:
         self._objects.check()
         return self.cancellations.get(record.id)
 
-    async def add_segment(self, record: BatchRecord, results: Sequence[Result]) -> str:
+    async def progress(self, record: BatchRecord, validated: Validated) -> Progress:
         self._objects.check()
-        segments = self.segments.setdefault(record.id, {})
-        name = f"segment-{len(segments)}"
-        segments[name] = tuple(results)
-        return name
+        if record.id not in self.markers:
+            raise ObjectMissing(f"the logs of {record.id} are gone")
+        counts = self.counts.get(record.id, Counts(validated.lines))
+        is_done = counts.completed + counts.failed >= validated.lines
+        return Progress(counts, frozenset() if is_done else frozenset({0}))
 
-    async def results(self, record: BatchRecord) -> AsyncIterator[tuple[str, Sequence[Result]]]:
-        self._objects.check()
-        for name, results in list(self.segments.get(record.id, {}).items()):
-            yield name, results
+    async def index(self, record: BatchRecord, lines: Sequence[LineRef] | None = None) -> Index:
+        raise AssertionError("the API reads no lines")
+
+    def log(self, record: BatchRecord, chunk: int, lines: range) -> Log:
+        raise AssertionError("the API reads no results")
 
     async def put_final(self, record: BatchRecord, final: Final) -> Final:
         self._objects.check()
@@ -263,156 +277,4 @@ class MemoryBatches:
     async def forget_active(self, record: BatchRecord) -> None:
         self._objects.check()
         self.markers.discard(record.id)
-        self.segments.pop(record.id, None)
-
-
-@dataclass(eq=False)
-class _Queued:
-    record: BatchRecord
-    model: str
-    lines: Mapping[int, LineRef]
-    waiting: deque[int]
-    attempts: Counter[int] = field(default_factory=Counter)
-    running: dict[int, tuple[Taken, float]] = field(default_factory=dict)
-    """Leases, with their ends."""
-    done: dict[int, bool] = field(default_factory=dict)
-    """Whether a line belongs in the output file."""
-
-
-class MemoryQueue:
-    """Lines that wait, run or are done, in one process."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._batches: dict[str, _Queued] = {}
-        self._numbers = itertools.count(1)
-        self._changed = asyncio.Event()
-        self._leads: dict[str, float] = {}
-        self.down = False
-        """Every call fails."""
-
-    def _check(self) -> None:
-        if self.down:
-            raise QueueDown("the queue is down")
-
-    async def add(
-        self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]
-    ) -> None:
-        self._check()
-        if record.id not in self._batches:
-            by_number = {line.number: line for line in lines}
-            self._batches[record.id] = _Queued(record, validated.model, by_number, deque(by_number))
-            self._changed.set()
-
-    async def take(
-        self, free: Mapping[str, int], wait_s: float, routes: Mapping[str, str] = NO_ROUTES
-    ) -> Sequence[Taken]:
-        self._check()
-        taken = self._take(free, routes)
-        if not taken:
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                return []
-            self._check()
-            taken = self._take(free, routes)
-        return taken
-
-    def _take(self, free: Mapping[str, int], routes: Mapping[str, str]) -> list[Taken]:
-        now, left = self._clock(), dict(free)
-        taken = []
-        for batch in sorted(self._batches.values(), key=lambda one: one.record.expires):
-            self._expire(batch, now)
-            route = routes.get(flow_of(batch.record.key_id, batch.model), "*")
-            while batch.waiting and left.get(route, 0) > 0:
-                left[route] -= 1
-                number = batch.waiting.popleft()
-                batch.attempts[number] += 1
-                fence = next(self._numbers)
-                line = Taken(
-                    batch.record,
-                    batch.lines[number],
-                    batch.attempts[number],
-                    fence,
-                    f"{fence}-0",
-                    batch.model,
-                )
-                batch.running[number] = (line, now + LEASE_S)
-                taken.append(line)
-        return taken
-
-    def _expire(self, batch: _Queued, now: float) -> None:
-        for number, (_, end) in list(batch.running.items()):
-            if end <= now:
-                del batch.running[number]
-                batch.waiting.append(number)
-
-    def _own(self, taken: Taken) -> _Queued | None:
-        """Return the batch of a line that is still under this lease."""
-        batch = self._batches.get(taken.batch.id)
-        if batch is None:
-            return None
-        held, end = batch.running.get(taken.line.number, (None, 0.0))
-        return batch if held == taken and end > self._clock() else None
-
-    async def renew(self, taken: Iterable[Taken]) -> set[Taken]:
-        self._check()
-        lost = set()
-        for one in taken:
-            batch = self._own(one)
-            if batch is None:
-                lost.add(one)
-            else:
-                batch.running[one.line.number] = (one, self._clock() + LEASE_S)
-        return lost
-
-    async def give_back(self, taken: Iterable[Taken], *, attempt_counts: bool) -> None:
-        self._check()
-        for one in taken:
-            batch = self._own(one)
-            if batch is not None:
-                del batch.running[one.line.number]
-                batch.waiting.append(one.line.number)
-                batch.attempts[one.line.number] -= not attempt_counts
-                self._changed.set()
-
-    async def commit(self, commits: Sequence[Commit]) -> set[int]:
-        self._check()
-        kept = set()
-        for commit in commits:
-            number = commit.taken.line.number
-            batch = self._own(commit.taken)
-            if batch is not None and number not in batch.done:
-                batch.done[number] = commit.ok
-                del batch.running[number]
-                kept.add(number)
-        return kept
-
-    async def counts(self, record: BatchRecord) -> Counts | None:
-        self._check()
-        batch = self._batches.get(record.id)
-        if batch is None:
-            return None
-        completed = sum(batch.done.values())
-        return Counts(len(batch.lines), completed, len(batch.done) - completed)
-
-    async def outstanding(self, record: BatchRecord) -> int | None:
-        self._check()
-        batch = self._batches.get(record.id)
-        return None if batch is None else len(batch.lines) - len(batch.done)
-
-    async def remove(self, record: BatchRecord) -> int:
-        self._check()
-        batch = self._batches.pop(record.id, None)
-        return 0 if batch is None else len(batch.running)
-
-    async def leads(self, what: str) -> bool:
-        self._check()
-        self._leads[what] = self._clock() + LEASE_S
-        return True
-
-    async def resign(self, what: str) -> None:
-        self._check()
-        self._leads.pop(what, None)
+        self.counts.pop(record.id, None)

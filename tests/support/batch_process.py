@@ -114,23 +114,36 @@ def line(number: int, **fields: Any) -> dict[str, Any]:
     return {"custom_id": f"c-{number}", "method": "POST", "url": ENDPOINT, "body": body}
 
 
+async def until_engine(engine: BatchEngine, what: str, least: int) -> None:
+    """Wait until an engine has `answered` so many requests, or has so many `running`."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await engine.asked(what) < least:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.1)
+
+
 def jsonl(lines: Iterable[dict[str, Any]]) -> bytes:
     """Return an input file."""
     return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
 
 
-async def submit(client: openai.AsyncOpenAI, lines: Iterable[dict[str, Any]]) -> str:
+async def submit(
+    client: openai.AsyncOpenAI, lines: Iterable[dict[str, Any]], window: str = "24h"
+) -> str:
     """Upload a file, create its batch and return the ID."""
     file = await client.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
     batch = await client.batches.create(
-        input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
+        input_file_id=file.id,
+        endpoint=ENDPOINT,
+        completion_window=window,
     )
     return str(batch.id)
 
 
-async def ended(client: openai.AsyncOpenAI, batch_id: str) -> Any:
+async def ended(
+    client: openai.AsyncOpenAI, batch_id: str, *, patience_s: float = PATIENCE_S
+) -> Any:
     """Wait until a batch has ended, and return it."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(patience_s):
         while True:
             batch = await client.batches.retrieve(batch_id)
             if batch.status in ENDED:

@@ -87,11 +87,11 @@ def lines(count: int, size: int = 100) -> list[LineRef]:
     return [LineRef(number, number * (size + 1), size) for number in range(count)]
 
 
-def results(numbers: Iterable[int], fence: int = 1) -> list[Result]:
-    """Results of lines, with fences from `fence` up."""
+def results(numbers: Iterable[int], text: bytes = b"") -> list[Result]:
+    """Results of lines, of which each third one failed."""
     return [
-        Result(number, 1, fence + place, number % 3 != 0, b'{"line":%d}' % number)
-        for place, number in enumerate(numbers)
+        Result(number, number % 3 != 0, b'{"line":%d,"text":"%b"}' % (number, text))
+        for number in numbers
     ]
 
 

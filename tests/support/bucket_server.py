@@ -44,6 +44,15 @@ class Fault(Enum):
     """It is done, and never answered."""
     FORBIDDEN = auto()
     """It is answered with 403."""
+    CONFLICT = auto()
+    """It is answered with 409, as S3 does if a conditional write meets another one. Nothing else happens."""
+
+
+REFUSALS: Final = {
+    Fault.ERROR: (500, "InternalError"),
+    Fault.FORBIDDEN: (403, "AccessDenied"),
+    Fault.CONFLICT: (409, "ConditionalRequestConflict"),
+}
 
 
 @dataclass
@@ -144,10 +153,9 @@ class BucketServer:
         whole = f"{unquote(request.rel_url.raw_path)}?{request.query_string}"
         self.requests.append(f"{request.method} {whole}")
         fault = self._fault_of(request.method, whole)
-        if fault is Fault.ERROR:
-            return web.Response(status=500, text="<Error><Code>InternalError</Code></Error>")
-        if fault is Fault.FORBIDDEN:
-            return web.Response(status=403, text="<Error><Code>AccessDenied</Code></Error>")
+        if fault in REFUSALS:
+            status, code = REFUSALS[fault]
+            return web.Response(status=status, text=f"<Error><Code>{code}</Code></Error>")
         if fault is Fault.RESET:
             return self._reset(request)
         answer = await self._answer(request)

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, generate_latest
 
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.autoscale.arbitrate import Allocation
@@ -126,9 +126,9 @@ class OperatorExporter:
 def batch_text(*services: tuple[str, str], tokens: int = 1_000_000, due_s: float = 3600.0) -> str:
     """Return the exposition of a batch process that leads and has a batch for each of these services."""
     now = time.time()
-    backlog = batch_process.Backlog()
     due = batch_process.Due(tokens // 1000, tokens, now + due_s)
-    backlog.show(dict.fromkeys(services, (due,)), now)
-    registry = CollectorRegistry()
-    registry.register(backlog)
-    return generate_latest(registry).decode()
+    batch_process.show_backlog(dict.fromkeys(services, (due,)), now)
+    shown = batch_process
+    gauges = (shown.BACKLOG, shown.REMAINING, shown.EARLIEST, shown.RATE)
+    names = [family.name for gauge in gauges for family in gauge.describe()]
+    return generate_latest(REGISTRY.restricted_registry(names)).decode()

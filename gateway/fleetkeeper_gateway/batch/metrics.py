@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from fleetkeeper_contract.batch_metrics import (
@@ -25,9 +25,6 @@ LINES: Final = Counter(
     "whose input could not be read (unread) or that a shutdown ended (stopped) are made again.",
     ("outcome",),
 )
-SEGMENTS: Final = Counter(
-    "fleetkeeper_gateway_batch_segments_total", "Segments with results that were written."
-)
 DUPLICATES: Final = Counter(
     "fleetkeeper_gateway_batch_duplicate_results_total",
     "Results that were computed for a line that had one already.",
@@ -39,8 +36,16 @@ STORE_FAILURES: Final = Counter(
 )
 QUEUE_FAILURES: Final = Counter(
     "fleetkeeper_gateway_batch_calls_without_queue_total",
-    "Calls to the queue that found Redis down or being rebuilt, by what they were for.",
+    "Calls to the queue that Redis did not answer, by what they were for.",
     ("what",),
+)
+QUEUE_UP: Final = Gauge(
+    "fleetkeeper_gateway_batch_queue_up",
+    "1 if this process takes chunks; 0 if Redis does not answer, or is not fit for the queue.",
+)
+QUEUE_ENDS: Final = Counter(
+    "fleetkeeper_gateway_batch_queue_failures",
+    "Connections to Redis that failed, or were given up because the server is not fit.",
 )
 DEFECTS: Final = Counter(
     "fleetkeeper_gateway_batch_defects_total",
@@ -69,42 +74,27 @@ class Due:
     """Unix seconds."""
 
 
-class Backlog(Collector):
-    """What waits for each service, exported by the process that leads."""
+_PLACE: Final = (NAMESPACE_LABEL, SERVICE_LABEL)
+BACKLOG: Final = Gauge(BACKLOG_TOKENS, "Estimated tokens of all lines without a result.", _PLACE)
+REMAINING: Final = Gauge(REMAINING_LINES, "Lines without a result.", _PLACE)
+EARLIEST: Final = Gauge(DEADLINE, "Earliest end of a completion window, in Unix seconds.", _PLACE)
+RATE: Final = Gauge(REQUIRED_RATE, "Least tokens per second that meet every deadline.", _PLACE)
 
-    def __init__(self) -> None:
-        self._due: Mapping[tuple[str, str], tuple[Due, ...]] = {}
-        self._at = 0.0
 
-    def show(self, due: Mapping[tuple[str, str], Iterable[Due]], now: float) -> None:
-        """Export what is left by namespace and name of the service.
+def show_backlog(due: Mapping[tuple[str, str], Collection[Due]], now: float) -> None:
+    """Export what is left by namespace and name of the service, and nothing else.
 
-        Args:
-            due: what is left.
-            now: Unix seconds.
-        """
-        self._due = {place: tuple(found) for place, found in due.items()}
-        self._at = now
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the series."""
-        labels = (NAMESPACE_LABEL, SERVICE_LABEL)
-        tokens = GaugeMetricFamily(
-            BACKLOG_TOKENS, "Estimated tokens of all lines without a result.", labels=labels
-        )
-        lines = GaugeMetricFamily(REMAINING_LINES, "Lines without a result.", labels=labels)
-        deadline = GaugeMetricFamily(
-            DEADLINE, "Earliest end of a completion window, in Unix seconds.", labels=labels
-        )
-        rate = GaugeMetricFamily(
-            REQUIRED_RATE, "Least tokens per second that meet every deadline.", labels=labels
-        )
-        for place, due in self._due.items():
-            tokens.add_metric(place, sum(one.tokens for one in due))
-            lines.add_metric(place, sum(one.lines for one in due))
-            deadline.add_metric(place, min(one.deadline for one in due))
-            rate.add_metric(place, required_rate(due, self._at))
-        yield from (tokens, lines, deadline, rate)
+    Args:
+        due: what is left.
+        now: Unix seconds.
+    """
+    for gauge in (BACKLOG, REMAINING, EARLIEST, RATE):
+        gauge.clear()
+    for place, found in due.items():
+        BACKLOG.labels(*place).set(sum(one.tokens for one in found))
+        REMAINING.labels(*place).set(sum(one.lines for one in found))
+        EARLIEST.labels(*place).set(min(one.deadline for one in found))
+        RATE.labels(*place).set(required_rate(found, now))
 
 
 def required_rate(due: Iterable[Due], now: float) -> float:
@@ -121,11 +111,76 @@ def required_rate(due: Iterable[Due], now: float) -> float:
 
 
 RUNNING: Final = Gauge(
-    "fleetkeeper_gateway_batch_running_lines", "Lines of this process that are being answered."
+    "fleetkeeper_gateway_batch_running_lines", "Lines of this replica that are being answered."
 )
 CONCURRENCY: Final = Gauge(
     "fleetkeeper_gateway_batch_concurrency",
-    "Most lines that this process may send at the same time now, over all models: it follows 429 and 503.",
+    "Most lines that this replica may send at the same time now, over all services: it follows 429 and 503.",
 )
-BACKLOG: Final = Backlog()
-REGISTRY.register(BACKLOG)
+DEATHS: Final = Counter(
+    "fleetkeeper_gateway_batch_worker_deaths_total",
+    "Worker processes that ended by themselves, by whether one handled an answer meanwhile: then the line has a failed attempt.",
+    ("handled",),
+)
+
+_PREFIX: Final = "fleetkeeper_gateway_batch_"
+_SUMS: Final = frozenset({f"{_PREFIX}running_lines", f"{_PREFIX}concurrency"})
+"""The gauges of worker processes that mean something to the replica."""
+
+Series = tuple[str, str, tuple[tuple[str, str], ...]]
+"""Name of a metric, name of one of its series, and labels."""
+
+
+def measured() -> list[tuple[Series, float]]:
+    """Return what a worker process has counted, for `OfAllProcesses`."""
+    return [
+        ((family.name, sample.name, tuple(sorted(sample.labels.items()))), sample.value)
+        for family in REGISTRY.collect()
+        if family.name.startswith(_PREFIX) and (family.type != "gauge" or family.name in _SUMS)
+        for sample in family.samples
+        if sample.value and not sample.name.endswith("_created")
+    ]
+
+
+class OfAllProcesses(Collector):
+    """The metrics of this process, and what its worker processes counted. Of one that ended, counts stay."""
+
+    def __init__(self, registry: Collector = REGISTRY) -> None:
+        self._registry = registry
+        self._ended: dict[Series, float] = {}
+        self._now: dict[int, dict[Series, float]] = {}
+
+    def note(self, index: int, found: Iterable[tuple[Series, float]]) -> None:
+        """Take what a worker process has counted since its start, as JSON gives it back."""
+        self._now[index] = {
+            (family, name, tuple((label, text) for label, text in labels)): value
+            for (family, name, labels), value in found
+        }
+
+    def end(self, index: int) -> None:
+        """Note that a worker process has ended."""
+        for series, value in self._now.pop(index, {}).items():
+            if series[0] not in _SUMS:
+                self._ended[series] = self._ended.get(series, 0.0) + value
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the series."""
+        more: dict[str, dict[Series, float]] = {}
+        for found in (self._ended, *self._now.values()):
+            for series, value in found.items():
+                family = more.setdefault(series[0], {})
+                family[series] = family.get(series, 0.0) + value
+        for metric in self._registry.collect():
+            theirs = more.get(metric.name, {})
+            metric.samples = [
+                sample._replace(
+                    value=sample.value
+                    + theirs.pop(
+                        (metric.name, sample.name, tuple(sorted(sample.labels.items()))), 0
+                    )
+                )
+                for sample in metric.samples
+            ]
+            for (_, name, labels), value in theirs.items():
+                metric.add_sample(name, dict(labels), value)
+            yield metric

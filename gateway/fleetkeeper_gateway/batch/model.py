@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 MAX_LINES = 50_000
 MAX_FILE_BYTES = 209_715_200
 MAX_ATTEMPTS = 5
-"""Attempts that ended without a proper answer. Then the line gets an error. A 429 is no attempt."""
+"""Attempts of a line that were sent and got no proper answer. Then it fails. A 429 or 503 is none."""
+MAX_KILLS = 2
+"""Worker processes that may end while they handle the answer of a line. Then it fails."""
+MAX_CHUNK_LINES = 256
+MAX_CHUNK_BYTES = 4_194_304
+"""Input of a chunk. A longer line is a chunk of its own."""
+MAX_PART_BYTES = 16_777_216
 
 
 class Status(enum.StrEnum):
@@ -40,6 +46,14 @@ class FileRecord:
     """Unix seconds."""
     expires: int | None = None
     """Unix seconds after which it may be deleted; None: by the retention of the settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a key has stored."""
+
+    files: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +116,32 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one line, as it is kept in a segment."""
+    """The result of one line, as a part of a chunk's log has it."""
 
     line: int
-    attempt: int
-    """From 1."""
-    fence: int
-    """Number of the lease under which it was computed. Of two results, the lower one counts."""
     ok: bool
     """Whether it belongs in the output file; otherwise in the error file."""
     text: bytes
     """The line of the output or error file, JSON without an end of line."""
+    ran: bool = True
+    """False: the batch ended first. Then it counts neither as completed nor as failed."""
+
+
+class Trouble(enum.IntEnum):
+    """What an attempt ended with instead of an answer."""
+
+    FAILED = 0
+    """It was sent, and got no proper answer."""
+    KILLED = 1
+    """The process that handled the answer ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt of a line that counts."""
+
+    line: int
+    trouble: Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +151,15 @@ class Counts:
     total: int = 0
     completed: int = 0
     failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the logs of a batch have: the results that are written, and which chunks are open."""
+
+    counts: Counts
+    open: frozenset[int]
+    """Chunks whose log is not closed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
+import secrets
 import socket
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit
 
 import structlog
@@ -14,43 +17,38 @@ import structlog
 from fleetkeeper_gateway.audit import create_audit_log
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.api import ApiParts
+from fleetkeeper_gateway.batch.common import AllSettings, create_common
 from fleetkeeper_gateway.batch.model import BatchRecord
-from fleetkeeper_gateway.batch.queue import RedisQueue, create_queue
+from fleetkeeper_gateway.batch.queue import RedisQueue
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage
+from fleetkeeper_gateway.batch.storage import Storage
 from fleetkeeper_gateway.batch.validation.validator import Validator
-from fleetkeeper_gateway.batch.workers.backlog import BacklogReport, route_by
-from fleetkeeper_gateway.batch.workers.clock import Clock
+from fleetkeeper_gateway.batch.workers import child
+from fleetkeeper_gateway.batch.workers.backlog import Destinations
 from fleetkeeper_gateway.batch.workers.finalize import Finalizer
+from fleetkeeper_gateway.batch.workers.handling import Handling, create_memory
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
+from fleetkeeper_gateway.batch.workers.life import Shared
 from fleetkeeper_gateway.batch.workers.lifecycle import Lifecycle
-from fleetkeeper_gateway.batch.workers.sender import UpstreamSender
-from fleetkeeper_gateway.batch.workers.steps import Parts as LifecycleParts
-from fleetkeeper_gateway.batch.workers.worker import Worker
-from fleetkeeper_gateway.grants.settings import GrantSettings
-from fleetkeeper_gateway.grants.signer import BatchTokenSigner, create_key_files
+from fleetkeeper_gateway.batch.workers.places import Places, create_rows
+from fleetkeeper_gateway.batch.workers.pool import Pool, Slot
 from fleetkeeper_gateway.interfaces import AuditLog
-from fleetkeeper_gateway.keys import AnonymousKeys, KeysSettings, WatchedKeys, create_keys
+from fleetkeeper_gateway.keys import AnonymousKeys, WatchedKeys, create_keys
 from fleetkeeper_gateway.kubernetes.credentials import NoCredentials
-from fleetkeeper_gateway.limits import LimitSettings, estimate_tokens
+from fleetkeeper_gateway.limits import estimate_tokens
 from fleetkeeper_gateway.server import CannotStart
-from fleetkeeper_gateway.services import ServicesSettings, WatchedServices, create_services
+from fleetkeeper_gateway.services import WatchedServices, create_services
+
+__all__ = ["CLIENT_TIMEOUT_S", "AllSettings", "BatchParts", "create_parts"]
 
 log = structlog.get_logger(__name__)
 
 CLIENT_TIMEOUT_S = 60.0
 """Longest time that a client may send or read nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllSettings:
-    """Settings of all parts."""
-
-    batch: BatchSettings = field(default_factory=BatchSettings)
-    keys: KeysSettings = field(default_factory=KeysSettings)
-    grants: GrantSettings = field(default_factory=GrantSettings)
-    limits: LimitSettings = field(default_factory=LimitSettings)
-    services: ServicesSettings = field(default_factory=ServicesSettings)
+RECORD_S: Final = 20.0
+"""Time in which worker processes write results, after their drain."""
+_MOST_ANSWERS: Final = 256
+"""Answers to one line that count in the backlog: the default of maxSequences. Engines refuse a line with more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,8 @@ class BatchParts:
     services: WatchedServices | None
     api: ApiParts
     lifecycle: Lifecycle
-    worker: Worker
+    pool: Pool
+    shown: metrics.OfAllProcesses
 
 
 @contextlib.asynccontextmanager
@@ -80,61 +79,89 @@ async def create_parts(settings: AllSettings) -> AsyncIterator[BatchParts]:
         )
     audit = create_audit_log()
     keys, services = _cluster_parts(settings, audit)
-    try:
-        storage = create_storage(batch)
-    except StoreRefused as error:
-        raise CannotStart(str(error)) from error
-    sender = UpstreamSender(
-        batch.batch_upstream,
-        tokens=BatchTokenSigner(create_key_files(settings.grants)),
-        key_file=batch.batch_upstream_key_file,
-        timeout_s=batch.batch_line_timeout_seconds,
+    # Of this start: what an earlier process of this pod held is not ours.
+    name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    async with create_common(settings, name) as (storage, queue):
+        try:
+            destinations = Destinations(services, keys)
+            lifecycle = _lifecycle(settings, storage, queue, destinations)
+
+            def created(_record: BatchRecord) -> None:
+                lifecycle.wake()
+
+            api = ApiParts(
+                keys=keys,
+                audit=audit,
+                objects=storage.objects,
+                files=storage.files,
+                batches=storage.batches,
+                settings=batch,
+                on_created=created,
+                client_timeout_s=CLIENT_TIMEOUT_S,
+            )
+            shown = metrics.OfAllProcesses()
+            pool = _pool(batch, storage, queue, name=name, route=destinations.route, shown=shown)
+            yield BatchParts(storage, queue, keys, services, api, lifecycle, pool, shown)
+        finally:
+            audit.flush()
+
+
+def _lifecycle(
+    settings: AllSettings, storage: Storage, queue: RedisQueue, destinations: Destinations
+) -> Lifecycle:
+    objects, files, batches = storage.objects, storage.files, storage.batches
+    estimate = functools.partial(_line_tokens, cap=settings.limits.max_tokens_cap)
+    shared = Shared(
+        batches=batches,
+        queue=queue,
+        validate=Validator(objects, files, estimate).validate,
+        finalizer=Finalizer(objects, files, batches, Inputs(objects, files)),
+        end_s=settings.batch.batch_end_seconds,
     )
-    try:
-        objects, files, batches = storage.objects, storage.files, storage.batches
-        queue = _queue(settings, storage)
-        clock = Clock()
-        inputs = Inputs(objects, files)
-        estimate = functools.partial(estimate_tokens, cap=settings.limits.max_tokens_cap)
-        lifecycle_parts = LifecycleParts(
-            batches=batches,
-            queue=queue,
-            finalizer=Finalizer(objects, files, batches, inputs),
-            validate=Validator(objects, files, estimate).validate,
-        )
-        if services is not None:
-            lifecycle_parts.looked = BacklogReport(metrics.BACKLOG, services, keys, clock)
-        lifecycle = Lifecycle(lifecycle_parts, wall=clock, end_s=batch.batch_end_seconds)
+    return Lifecycle(shared, destinations.show)
 
-        def created(_record: BatchRecord) -> None:
-            lifecycle.wake()
 
-        worker = Worker(
-            queue,
-            batches,
-            inputs,
-            sender,
-            concurrency=batch.batch_concurrency,
-            drain_s=batch.batch_drain_seconds,
-            end_s=batch.batch_end_seconds,
-            route=route_by(services, keys, clock),
+def _line_tokens(prompt_bytes: int, max_tokens: int | None, answers: int, *, cap: int) -> int:
+    """Return the tokens of a line that the operator is to make room for."""
+    return estimate_tokens(prompt_bytes, max_tokens, min(answers, _MOST_ANSWERS), cap)
+
+
+def _pool(
+    batch: BatchSettings,
+    storage: Storage,
+    queue: RedisQueue,
+    *,
+    name: str,
+    route: Callable[[str, str], str],
+    shown: metrics.OfAllProcesses,
+) -> Pool:
+    # Not a fork of this process: it has threads, and the store's library in use.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([child.__name__])
+    rows = create_rows(batch.batch_processes)
+
+    def slot(index: int) -> Slot:
+        memory, process_name = create_memory(), f"{name}-{index}"
+        return Slot(
+            process_name,
+            Handling(memory),
+            lambda theirs: context.Process(
+                target=child.main,
+                args=(process_name, index, rows, memory, theirs),
+                name=process_name,
+                daemon=True,
+            ),
+            Places(rows, index, batch.batch_concurrency).clear,
         )
-        api = ApiParts(
-            keys=keys,
-            audit=audit,
-            objects=objects,
-            files=files,
-            batches=batches,
-            queue=queue,
-            settings=batch,
-            on_created=created,
-            client_timeout_s=CLIENT_TIMEOUT_S,
-        )
-        yield BatchParts(storage, queue, keys, services, api, lifecycle, worker)
-    finally:
-        audit.flush()
-        await sender.close()
-        storage.close()
+
+    return Pool(
+        [slot(index) for index in range(batch.batch_processes)],
+        storage.batches,
+        queue,
+        route=route,
+        shown=shown,
+        stop_s=batch.batch_drain_seconds + RECORD_S,
+    )
 
 
 def _is_base_url(text: str) -> bool:
@@ -162,12 +189,3 @@ def _cluster_parts(
     except NoCredentials as error:
         log.info("no cluster: the backlog of services is not exported", reason=str(error))
         return keys, None
-
-
-def _queue(settings: AllSettings, storage: Storage) -> RedisQueue:
-    try:
-        return create_queue(
-            settings.batch, settings.limits, storage.objects, storage.batches, socket.gethostname()
-        )
-    except ValueError as error:
-        raise CannotStart(str(error)) from error

@@ -1,28 +1,28 @@
 """The process `batch`: files and batches of clients, and the lines that it sends to their services.
 
 Any number of replicas may run on a store that they share. Each answers requests and runs lines; one of
-them leads, which drives the life of all batches. It needs its store and Redis, and the API server at
-the start. `serve` may be away: lines wait.
+them leads, which drives the life of all batches. Lines run in worker processes, which it starts. It needs
+its store and Redis, and the API server at the start. `serve` may be away: lines wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import asdict
 
 import structlog
 import uvicorn
 import uvloop
+from prometheus_client import generate_latest
 from pydantic import ValidationError
 
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.api import create_app
-from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError
+from fleetkeeper_gateway.batch.going_on import happens_within, noted
+from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.parts import (
     CLIENT_TIMEOUT_S,
     AllSettings,
@@ -34,7 +34,6 @@ from fleetkeeper_gateway.batch.storage import Storage, StoreRefused
 from fleetkeeper_gateway.http.admin import admin_application
 from fleetkeeper_gateway.http.connection import connection_class
 from fleetkeeper_gateway.server import CannotStart, Server, allow_open_files, listen, server_config
-from fleetkeeper_gateway.services import WatchedServices
 from fleetkeeper_gateway.telemetry.logs import configure_logs
 
 log = structlog.get_logger(__name__)
@@ -44,27 +43,6 @@ _END_S = 10
 _SWEEP_S = 3600.0
 _FIRST_SWEEP_S = 60.0
 _CHECK_S = 2.0
-
-
-@dataclass(slots=True)
-class State:
-    """What decides whether requests may come."""
-
-    parts: BatchParts
-    store: bool = False
-    """Whether the store answered once."""
-    draining: bool = False
-
-    def told(self) -> dict[str, bool]:
-        """Return it. Without Redis requests may come: files and batches are kept."""
-        keys = self.parts.keys.synced
-        return {
-            "ready": self.store and keys and not self.draining,
-            "draining": self.draining,
-            "keys": keys,
-            "store": self.store,
-            "queue": self.parts.queue.up,
-        }
 
 
 def main() -> int:
@@ -100,35 +78,49 @@ async def _run(settings: AllSettings) -> None:
 
 
 async def _serve(settings: BatchSettings, parts: BatchParts, stopping: asyncio.Event) -> None:
-    state = State(parts)
+    has_store = is_draining = False
+
+    def state() -> dict[str, bool]:
+        # Without Redis requests may come: files and batches are kept.
+        keys = parts.keys.synced
+        return {
+            "ready": has_store and keys and not is_draining,
+            "draining": is_draining,
+            "keys": keys,
+            "store": has_store,
+            "queue": parts.queue.up,
+        }
+
+    async def page() -> bytes:
+        return generate_latest(parts.shown)
+
     with (
         listen(settings.host, settings.batch_port) as requests_socket,
         listen(settings.host, settings.batch_admin_port) as admin_socket,
     ):
         requests = Server(_requests_config(parts))
-        admin = Server(server_config(admin_application(state.told)))
+        admin = Server(server_config(admin_application(state, page)))
         async with asyncio.TaskGroup() as tasks:
             admin_task = tasks.create_task(admin.serve(sockets=[admin_socket]))
-            background = [
-                tasks.create_task(run)
-                for run in (parts.queue.run(), parts.keys.run(), *_services_run(parts.services))
-            ]
+            background = [tasks.create_task(run) for run in (parts.queue.run(), parts.keys.run())]
+            if parts.services is not None:
+                background.append(tasks.create_task(parts.services.run()))
             if await _store_answers(parts.storage, stopping):
-                state.store = True
+                has_store = True
                 work = [
                     tasks.create_task(parts.lifecycle.run()),
                     tasks.create_task(_sweep(parts)),
                 ]
-                worker_task = tasks.create_task(parts.worker.run())
+                pool_task = tasks.create_task(parts.pool.run())
                 requests_task = tasks.create_task(requests.serve(sockets=[requests_socket]))
                 log.info("batch process serves", requests=requests_socket.getsockname()[:2])
                 # What lasts as long as the process is not looked at by each full collection.
                 gc.collect()
                 gc.freeze()
                 await stopping.wait()
-                state.draining = requests.should_exit = True
-                parts.worker.stop()
-                await worker_task
+                is_draining = requests.should_exit = True
+                parts.pool.stop()
+                await pool_task
                 await requests_task
                 # While the queue is there: what leads gives its lease back.
                 for task in work:
@@ -138,10 +130,6 @@ async def _serve(settings: BatchSettings, parts: BatchParts, stopping: asyncio.E
                 task.cancel()
             admin.should_exit = True
             await admin_task
-
-
-def _services_run(services: WatchedServices | None) -> list[Coroutine[None, None, None]]:
-    return [] if services is None else [services.run()]
 
 
 async def _store_answers(storage: Storage, stopping: asyncio.Event) -> bool:
@@ -158,9 +146,7 @@ async def _store_answers(storage: Storage, stopping: asyncio.Event) -> bool:
         except StorageError as error:
             metrics.STORE_FAILURES.labels("check").inc()
             log.warning("the store cannot be used yet", error=str(error))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CHECK_S):
-                    await stopping.wait()
+            await happens_within(stopping, _CHECK_S)
         else:
             return True
     return False
@@ -170,14 +156,10 @@ async def _sweep(parts: BatchParts) -> None:
     """Delete what has expired, every hour, in the process that leads."""
     await asyncio.sleep(_FIRST_SWEEP_S)
     while True:
-        try:
+        with noted("sweep", "the store was not swept"):
             if await parts.queue.leads("sweep"):
                 swept = await parts.storage.sweeper.sweep(parts.api.clock())
-                log.info("store swept", files=swept.files, batches=swept.batches)
-        except (QueueDown, StorageError) as error:
-            log.warning("the store was not swept", error=str(error))
-        except Exception:
-            log.exception("the store was not swept")
+                log.info("store swept", **asdict(swept))
         await asyncio.sleep(_SWEEP_S)
 
 

@@ -53,7 +53,24 @@ class BatchSettings(BaseSettings):
         description="Redis or Valkey of the queue: redis://HOST:PORT/DATABASE, or rediss:// for TLS. Its other settings are those of REDIS_URL, which is the default.",
     )
     batch_concurrency: int = Field(
-        256, ge=1, le=4096, description="Most lines of one replica that run at the same time."
+        1024,
+        ge=1,
+        le=4096,
+        description="Most lines of one replica that run at the same time, in all its processes.",
+    )
+    batch_processes: int = Field(
+        4, ge=1, le=32, description="Processes of one replica that send lines and handle answers."
+    )
+    batch_process_bytes: int = Field(
+        536_870_912,
+        ge=134_217_728,
+        description="Most bytes of data of each such process (RLIMIT_DATA). One that needs more ends, and is replaced.",
+    )
+    batch_answer_bytes: int = Field(
+        8_388_608,
+        ge=1024,
+        le=15_728_640,
+        description="Most bytes of the answer to one line. A longer one is the error answer_too_large.",
     )
     batch_line_timeout_seconds: float = Field(
         3600, gt=0, description="Longest time of one line from its sending to its whole answer."
@@ -71,8 +88,23 @@ class BatchSettings(BaseSettings):
     )
     batch_key_files: int = Field(10_000, ge=1, description="Most files of one key.")
     batch_key_bytes: int = Field(
-        107_374_182_400, ge=1, description="Most bytes of all files of one key."
+        5_368_709_120, ge=1, description="Most bytes of all files of one key."
     )
     batch_key_active: int = Field(
         2000, ge=1, description="Most batches of one key that have not ended."
+    )
+    batch_key_lines: int = Field(
+        2_000_000,
+        ge=50_000,
+        description="Most lines of all batches of one key that have not ended.",
+    )
+    batch_key_batches: int = Field(
+        10_000,
+        ge=1,
+        description="Most batches of one key. Those that ended first are deleted for new ones.",
+    )
+    batch_key_calls: int = Field(
+        3000,
+        ge=1,
+        description="Most calls of one key a minute about files and batches, of one replica.",
     )

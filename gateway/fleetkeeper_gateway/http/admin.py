@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -12,11 +12,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 
-def admin_application(state: Callable[[], Mapping[str, bool]]) -> Starlette:
+async def own_metrics() -> bytes:
+    """Return the page with the metrics of this process."""
+    # In a thread: with many series it would delay the streams.
+    return await run_in_threadpool(generate_latest)
+
+
+def admin_application(
+    state: Callable[[], Mapping[str, bool]], page: Callable[[], Awaitable[bytes]] = own_metrics
+) -> Starlette:
     """Return the application of the admin port.
 
     Args:
         state: returns what readiness follows from, and `ready` itself.
+        page: returns the page of metrics.
     """
 
     async def live(_: Request) -> Response:
@@ -27,8 +36,7 @@ def admin_application(state: Callable[[], Mapping[str, bool]]) -> Starlette:
         return JSONResponse(found, status_code=200 if found["ready"] else 503)
 
     async def metrics(_: Request) -> Response:
-        # In a thread: with many series it would delay the streams.
-        return Response(await run_in_threadpool(generate_latest), media_type=CONTENT_TYPE_LATEST)
+        return Response(await page(), media_type=CONTENT_TYPE_LATEST)
 
     return Starlette(
         routes=[

@@ -6,16 +6,22 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord
+from fleetkeeper_gateway.batch.settings import BatchSettings
+from fleetkeeper_gateway.batch.storage import create_storage
 from tests.support.batch_process import (
+    ENDPOINT,
     BatchProcess,
     BatchSurroundings,
     batch_surroundings,
     ended,
+    jsonl,
     line,
     lines_of,
     numbers,
@@ -57,7 +63,9 @@ async def test_the_official_client_runs_a_batch(world: BatchSurroundings) -> Non
             body = one["response"]["body"]
             assert (body["prompt"], body["tier"]) == (one["custom_id"].removeprefix("c-"), "batch")
         assert {one["response"]["status_code"] for one in errors} == {400}
-        assert await process.metric("fleetkeeper_gateway_batch_lines_total", 'outcome="ok"') == 90
+        await until(
+            process, "not counted", "fleetkeeper_gateway_batch_lines_total", 90, 'outcome="ok"'
+        )
     served = [
         json.loads(text) for text in world.serve.log.read_text().splitlines() if '"audit"' in text
     ]
@@ -151,24 +159,6 @@ async def test_it_runs_without_a_cluster_and_with_another_upstream(
 
 
 @pytest.mark.exhaustive
-async def test_a_cancelled_batch_ends(world: BatchSurroundings) -> None:
-    process = await world.batch(BATCH_CONCURRENCY="4", BATCH_END_SECONDS="2").start().ready()
-    async with process.client(world.keys["client"]) as client:
-        lines = [line(number, seconds=0.2) for number in range(400)]
-        batch_id = await submit(client, lines)
-        await until(process, "no line is done", "fleetkeeper_gateway_batch_lines_total", 4)
-        await client.batches.cancel(batch_id)
-        batch = await ended(client, batch_id)
-        assert batch.status == "cancelled"
-        output = await lines_of(client, batch.output_file_id)
-        errors = await lines_of(client, batch.error_file_id)
-        assert sorted(numbers(output + errors)) == list(range(400))
-        assert numbers(output) == sorted(numbers(output))
-        assert {one["error"]["code"] for one in errors} == {"batch_cancelled"}
-        assert len(output) >= 4
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -204,3 +194,37 @@ async def test_a_second_process_on_a_directory_that_is_not_shared_does_not_start
     assert second.process is not None
     assert await asyncio.to_thread(second.process.wait, 120) == 1
     assert "another process uses" in second.tail()
+
+
+async def test_an_active_batch_of_the_form_before_chunks_begins_again(
+    world: BatchSurroundings,
+) -> None:
+    """Its results so far are not read; they go an hour after its end."""
+    now = int(time.time())
+    data = jsonl(line(number) for number in range(20))
+    file = FileRecord(f"file-{1:032x}", "client", "in.jsonl", "batch", len(data), now)
+    record = BatchRecord(f"batch_{1:032x}", "client", file.id, ENDPOINT, "24h", now, now + 86_400)
+    old = {
+        "validated": {"lines": 20, "model": MODEL, "tokens": 100, "at": now, "mistakes": []},
+        "index": "0" * 32,
+    }
+    segment = f"keys/client/segments/{record.id}/{'0' * 16}-0000000"
+    settings = BatchSettings(batch_store=f"file://{world.store}", batch_store_shared=True)
+    with closing(create_storage(settings)) as storage:
+        path = storage.files.data_path("client", file.id)
+        await storage.objects.create(path, data)
+        await storage.files.put(file)
+        await storage.batches.create(record)
+        folder = f"keys/client/batches/{record.id}"
+        await storage.objects.create(f"{folder}/validated.json", json.dumps(old).encode())
+        await storage.objects.create(f"{folder}/lines-{'0' * 32}", b"")
+        await storage.objects.create(segment, b"FKS1")
+        process = await world.batch().start().ready()
+        async with process.client(world.keys["client"]) as client:
+            batch = await ended(client, record.id)
+            assert (batch.status, batch.request_counts.completed) == ("completed", 20)
+            assert numbers(await lines_of(client, batch.output_file_id)) == list(range(20))
+        assert await storage.objects.read(segment) is not None
+        await storage.sweeper.sweep(now + 7200)
+        assert await storage.objects.read(segment) is None
+    assert process.tracebacks() == []

@@ -18,7 +18,7 @@ from fleetkeeper.commands.batch.input_file import check_file
 from fleetkeeper.commands.batch.progress import Counts, Pace, duration, in_words
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper_gateway.batch import model
-from fleetkeeper_gateway.batch.validation.validator import MAX_LINE_BYTES
+from fleetkeeper_gateway.batch.validation.worker import MAX_LINE_BYTES
 from fleetkeeper_local.common.paths import REPOSITORY
 from tests.support.batch_api_server import KEY, BatchServer, batch_server
 

@@ -57,6 +57,8 @@ def test_metrics_in_the_source_are_those_of_the_page() -> None:
     """So none is made where the generator does not see it."""
     named = set()
     for path in PACKAGE.rglob("*.py"):
+        if "prometheus_client" not in path.read_text():  # a Counter of collections is no metric
+            continue
         for call in _calls(path):
             if _name(call).removesuffix("MetricFamily") in KINDS and call.args:
                 first = call.args[0]

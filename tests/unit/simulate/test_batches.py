@@ -232,6 +232,16 @@ def test_refusals_make_the_client_wait_and_send_less() -> None:
     assert client.in_flight > open_in_flight / 2
 
 
+def test_a_client_has_no_more_lines_than_places() -> None:
+    """However many replicas there are: one batch process has 1,024 places, and a key 7/8 of them."""
+    client, cluster = client_on(8, "900M@10h")
+    most = 0
+    for second in range(300):
+        client.step(cluster, EPOCH_S + second)
+        most = max(most, client.in_flight)
+    assert most == 896
+
+
 def test_lines_have_the_tokens_of_the_load_and_fit_into_an_engine() -> None:
     client, _ = client_on(1, "3M@10h")
     (work,) = client.works

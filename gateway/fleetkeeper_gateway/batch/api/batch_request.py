@@ -1,15 +1,16 @@
-"""The body of POST /v1/batches. Pure."""
+"""The body of POST /v1/batches."""
 
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fleetkeeper_contract.bodies.reader import read_body
 from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_gateway.batch.api.checks import MAX_EXPIRY_S, MIN_EXPIRY_S, invalid
+from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.paths import INFERENCE
 from fleetkeeper_gateway.http.request_fields import refusal_of
@@ -23,21 +24,13 @@ _MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 16, 64, 512
 _SHOWN = 100
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """What a client asks for."""
+def parse_batch_request(key_id: str, body: bytes, now: int) -> BatchRecord:
+    """Return the batch that a body asks for. Whether its input exists is not checked.
 
-    input_file: str
-    endpoint: str
-    completion_window: str
-    window_s: int
-    metadata: Mapping[str, str]
-    output_expires_after: int | None
-    """Seconds."""
-
-
-def parse_batch_request(body: bytes) -> BatchRequest:
-    """Return what a body asks for.
+    Args:
+        key_id: of the key that asks.
+        body: JSON.
+        now: Unix seconds.
 
     Raises:
         Refusal: if a field is missing, unknown or invalid.
@@ -48,18 +41,21 @@ def parse_batch_request(body: bytes) -> BatchRequest:
     if endpoint not in ENDPOINTS:
         raise invalid("endpoint", f"It must be one of {', '.join(sorted(ENDPOINTS))}.")
     window = _text(fields, "completion_window")
-    request = BatchRequest(
-        input_file,
-        endpoint,
-        window,
-        _window_s(window),
-        _metadata(fields.pop("metadata", None)),
-        _expires_after(fields.pop("output_expires_after", None)),
+    record = BatchRecord(
+        id=f"batch_{uuid.uuid4().hex}",
+        key_id=key_id,
+        input_file=input_file,
+        endpoint=endpoint,
+        completion_window=window,
+        created=now,
+        expires=now + _window_s(window),
+        metadata=_metadata(fields.pop("metadata", None)),
+        output_expires_after=_expires_after(fields.pop("output_expires_after", None)),
     )
     if fields:
         name = next(iter(fields))[:_SHOWN]
         raise Refusal(400, "unknown_parameter", f"The parameter {name!r} is not known.", param=name)
-    return request
+    return record
 
 
 def _object(body: bytes) -> dict[str, Any]:

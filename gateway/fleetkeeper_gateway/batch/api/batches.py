@@ -3,55 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import Any, Final
 
-import structlog
-
-from fleetkeeper_gateway.batch.api.batch_request import BatchRequest, parse_batch_request
+from fleetkeeper_gateway.batch.api.batch_quotas import check_batch_quotas, most_lines
+from fleetkeeper_gateway.batch.api.batch_request import parse_batch_request
 from fleetkeeper_gateway.batch.api.call import Call
-from fleetkeeper_gateway.batch.api.checks import (
-    NO_RETRY,
-    PURPOSE,
-    checked_batch_id,
-    checked_file_id,
-    no_batch,
-    no_file,
-)
+from fleetkeeper_gateway.batch.api.checks import NO_RETRY, PURPOSE, no_batch
 from fleetkeeper_gateway.batch.api.documents import list_document
 from fleetkeeper_gateway.batch.api.pages import parse_page
 from fleetkeeper_gateway.batch.api.parts import ApiParts
-from fleetkeeper_gateway.batch.api.per_key import PerKey
+from fleetkeeper_gateway.batch.api.progress import BatchProgress
 from fleetkeeper_gateway.batch.api.status import ENDED, Facts, batch_document, status_of
-from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError
-from fleetkeeper_gateway.batch.model import BatchRecord, Counts
+from fleetkeeper_gateway.batch.interfaces import ObjectMissing
+from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.http.errors import Refusal
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.batch.api")
 
 _MAX_BODY_BYTES: Final = 65_536
 _LISTED, _MOST_LISTED = 20, 100
-_AT_ONCE: Final = 16
-"""Batches of a list whose state is read at the same time."""
 
 
 class BatchCalls:
     """Calls about batches."""
 
-    def __init__(self, parts: ApiParts, per_key: PerKey) -> None:
+    def __init__(self, parts: ApiParts) -> None:
         self._parts = parts
-        self._per_key = per_key
+        self._progress = BatchProgress(parts.batches)
 
     async def create(self, call: Call) -> object:
         """Create a batch. Its input file is validated afterwards."""
-        request = parse_batch_request(await call.read_body(_MAX_BODY_BYTES))
-        parts = self._parts
-        turns = self._per_key.turns(call.key_id)
-        async with turns.change:
-            await self._check_input(call.key_id, request.input_file)
-            await self._check_quota(call.key_id)
-            record = _record(call.key_id, request, parts.now)
-            await self._write(record)
+        parts, key, key_id = self._parts, call.key, call.key_id
+        record = parse_batch_request(key_id, await call.read_body(_MAX_BODY_BYTES), parts.now)
+        async with key.change:
+            file = await parts.file(key_id, record.input_file, "input_file_id")
+            if file.purpose != PURPOSE:
+                raise Refusal(
+                    400,
+                    "wrong_purpose",
+                    f"{file.id} has purpose {file.purpose}. An input file has purpose {PURPOSE}.",
+                    param="input_file_id",
+                )
+            lines = most_lines(file)
+            await check_batch_quotas(parts, key_id, key, lines)
+            # One that exists was written by this call: a store repeats a write whose answer was lost.
+            await parts.batches.create(record)
+            key.lines[record.id] = lines
         parts.on_created(record)
         return batch_document(Facts(record), parts.clock())
 
@@ -59,12 +54,9 @@ class BatchCalls:
         """Return a page of the batches of a key, newest first."""
         parts = self._parts
         page = parse_page(call.scope["query_string"], default=_LISTED, most=_MOST_LISTED)
-        records, has_more = page.cut(await parts.batches.list(call.key_id), no_batch)
-        documents: list[dict[str, Any]] = []
-        for start in range(0, len(records), _AT_ONCE):
-            some = records[start : start + _AT_ONCE]
-            documents += await asyncio.gather(*(self._document(record) for record in some))
-        return list_document(documents, has_more=has_more)
+        ids, has_more = page.cut(await parts.batches.ids(call.key_id), no_batch)
+        documents = await parts.of_batches(call.key_id, ids, self._document)
+        return await list_document(documents, has_more=has_more)
 
     async def get(self, call: Call) -> object:
         """Return a batch."""
@@ -86,10 +78,7 @@ class BatchCalls:
             )
         if facts.cancelled_at is None:
             await parts.batches.cancel(record, parts.now)
-            facts = await self._facts(record)
-        return batch_document(facts, parts.clock())
-
-    # -- what is kept of a batch ------------------------------------------------------------------
+        return await self._document(record)
 
     async def _found(self, call: Call) -> BatchRecord:
         """Return the batch of the path.
@@ -97,7 +86,7 @@ class BatchCalls:
         Raises:
             Refusal: if the key has none of that ID.
         """
-        batch_id = checked_batch_id(call.path_id())
+        batch_id = call.path_id()
         record = await self._parts.batches.get(call.key_id, batch_id)
         if record is None:
             raise no_batch(batch_id)
@@ -108,81 +97,21 @@ class BatchCalls:
 
     async def _facts(self, record: BatchRecord) -> Facts:
         batches = self._parts.batches
+        # The end first: what it follows from was kept before it.
         final = await batches.final(record)
-        if final is not None:
-            validated, cancelled_at = await asyncio.gather(
-                batches.validated(record), batches.cancelled_at(record)
-            )
-            return Facts(record, validated, cancelled_at, final)
-        validated, cancelled_at, counts = await asyncio.gather(
-            batches.validated(record), batches.cancelled_at(record), self._counts(record)
+        validated, cancelled_at = await asyncio.gather(
+            batches.validated(record), batches.cancelled_at(record)
         )
-        if counts is None:
-            # The queue forgets a batch after its end is kept, which may have been a moment ago.
-            final = await batches.final(record)
+        counts = None
+        if final is None and validated is not None and not validated.mistakes:
+            try:
+                counts = await self._progress.counts(record, validated)
+            except ObjectMissing:
+                # Logs are deleted after the end is kept, which may have been a moment ago.
+                final = await batches.final(record)
+                if final is None:
+                    raise
+            else:
+                if counts.completed + counts.failed >= validated.lines:
+                    final = await batches.final(record)
         return Facts(record, validated, cancelled_at, final, counts)
-
-    async def _counts(self, record: BatchRecord) -> Counts | None:
-        try:
-            return await self._parts.queue.counts(record)
-        except QueueDown:
-            return None
-
-    # -- what a new batch needs -------------------------------------------------------------------
-
-    async def _check_input(self, key_id: str, file_id: str) -> None:
-        """Check that a file can be the input of a batch.
-
-        Raises:
-            Refusal: if it cannot.
-        """
-        checked_file_id(file_id, "input_file_id")
-        record = await self._parts.files.get(key_id, file_id)
-        if record is None or not self._parts.exists(record):
-            raise no_file(file_id, "input_file_id")
-        if record.purpose != PURPOSE:
-            raise Refusal(
-                400,
-                "wrong_purpose",
-                f"{file_id} has purpose {record.purpose}. An input file has purpose {PURPOSE}.",
-                param="input_file_id",
-            )
-
-    async def _check_quota(self, key_id: str) -> None:
-        most = self._parts.settings.batch_key_active
-        active = sum(record.key_id == key_id for record in await self._parts.batches.active())
-        if active >= most:
-            raise Refusal(
-                429,
-                "batch_quota_exceeded",
-                f"Your key has {active} batches that have not ended, and may have {most}. "
-                "Wait for one, or cancel one.",
-                headers=NO_RETRY,
-            )
-
-    async def _write(self, record: BatchRecord) -> None:
-        """Write a batch.
-
-        Raises:
-            StorageError: if the store does not hold it.
-        """
-        batches = self._parts.batches
-        if await batches.create(record):
-            return
-        # A repeated write finds what the first one left, although its answer was lost.
-        if await batches.get(record.key_id, record.id) != record:
-            raise StorageError(f"{record.id} exists with another content")
-
-
-def _record(key_id: str, request: BatchRequest, now: int) -> BatchRecord:
-    return BatchRecord(
-        id=f"batch_{uuid.uuid4().hex}",
-        key_id=key_id,
-        input_file=request.input_file,
-        endpoint=request.endpoint,
-        completion_window=request.completion_window,
-        created=now,
-        expires=now + request.window_s,
-        metadata=request.metadata,
-        output_expires_after=request.output_expires_after,
-    )

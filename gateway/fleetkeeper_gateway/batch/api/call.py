@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -12,9 +14,10 @@ from typing import Final
 import structlog
 
 from fleetkeeper_contract.headers import REQUEST_ID_HEADER
+from fleetkeeper_gateway.batch.api.key_state import KeyState
 from fleetkeeper_gateway.batch.api.parts import ApiParts
 from fleetkeeper_gateway.batch.interfaces import StorageError
-from fleetkeeper_gateway.http.answers import answer_json, refuse
+from fleetkeeper_gateway.http.answers import answer, refuse
 from fleetkeeper_gateway.http.asgi import ClientGone, Headers, Message, Receive, Scope, Send
 from fleetkeeper_gateway.http.bodies import MIN_BYTES_PER_S, Body, BodyBudget
 from fleetkeeper_gateway.http.client_headers import (
@@ -31,6 +34,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.ba
 CLIENT_CLOSED: Final = 499
 """Status in the audit log of a request whose client did not get a status."""
 _RETRY_S: Final = 5
+_KEY_CHECK_S: Final = 0.5
+"""Time between two checks of a key. With the watch of keys, a change is in force within 2 s."""
 _BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _REQUEST_ID: Final = REQUEST_ID_HEADER.lower().encode()
 _CLIENT_REQUEST_ID: Final = CLIENT_REQUEST_ID_HEADER.lower().encode()
@@ -50,14 +55,22 @@ class Stream:
 
 
 Handler = Callable[["Call"], Awaitable[object]]
-"""Returns a value to send as JSON, or a `Stream`."""
+"""Returns a value to send as JSON, JSON as bytes, or a `Stream`."""
 
 
 class Call:
     """One request of a client."""
 
-    def __init__(self, parts: ApiParts, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        parts: ApiParts,
+        keys: defaultdict[str, KeyState],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         self.parts = parts
+        self._keys = keys
         self.scope = scope
         self.id = uuid.uuid4().hex
         self.headers = ClientHeaders()
@@ -79,15 +92,15 @@ class Call:
             raise RuntimeError("a request is handled once its key is known")
         return self._key_id
 
+    @property
+    def key(self) -> KeyState:
+        """Return what is kept of the key that asks."""
+        return self._keys[self.key_id]
+
     def path_id(self) -> str:
         """Return the ID in the path, as the client sent it."""
         found: str = self.scope["path_params"]["id"]
         return found
-
-    def header(self, name: bytes) -> str:
-        """Return a header by its name in lower case; empty if there is none."""
-        values = (value for found, value in self.scope["headers"] if found == name)
-        return next(values, b"").decode("latin-1")
 
     async def run(self, handler: Handler) -> None:
         """Serve the request."""
@@ -108,7 +121,8 @@ class Call:
                 )
             )
         except ClientGone:
-            self._outcome = "client_gone"
+            if self._outcome != "key_revoked":
+                self._outcome = "client_gone"
             if self._started:
                 connection_of(self.scope).abort()
         except Exception as error:  # noqa: BLE001 - the message of an unknown one may hold content
@@ -194,14 +208,15 @@ class Call:
             await self._send_stream(value)
         else:
             self._started = True
-            await answer_json(self._send, value, self._own_headers())
+            body = value if isinstance(value, bytes) else json.dumps(value).encode()
+            await answer(self._send, 200, body, self._own_headers())
         self._outcome, self._status = "ok", 200
 
     async def _send_stream(self, stream: Stream) -> None:
-        """Send a stream. A client that hangs up, or reads nothing for too long, ends it."""
+        """Send a stream. It ends with its key, and if the client hangs up or reads nothing for too long."""
         headers = [(b"content-length", str(stream.length).encode()), *stream.headers]
         self._started = True
-        gone = asyncio.ensure_future(self._client_gone())
+        watch = asyncio.ensure_future(self._end_with_key())
         try:
             await self._send_part(
                 {
@@ -211,22 +226,17 @@ class Call:
                 }
             )
             part, sent = stream.first, 0
-            while part:
-                sent += len(part)
-                if sent > stream.length:
-                    break
+            while part and (sent := sent + len(part)) <= stream.length:
                 await self._send_part(
                     {"type": "http.response.body", "body": part, "more_body": True}
                 )
-                if gone.done():
-                    raise ClientGone
                 part = await anext(stream.rest, b"")
-            if sent != stream.length:
-                raise StorageError(f"the stream of {stream.length} bytes has another length")
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            gone.cancel()
+            watch.cancel()
             await stream.rest.aclose()
+        if sent != stream.length:
+            raise StorageError(f"the stream of {stream.length} bytes has another length")
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_part(self, message: dict[str, object]) -> None:
         try:
@@ -234,10 +244,16 @@ class Call:
                 await self._send(message)
         except TimeoutError:
             raise ClientGone from None
+        if connection_of(self.scope).transport.is_closing():
+            raise ClientGone
 
-    async def _client_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    async def _end_with_key(self) -> None:
+        """Cut the client off when its key is revoked or expires, also if it reads nothing."""
+        # Keys announce no end.
+        while self.parts.keys.in_force(self.key_id, self.parts.clock()):  # noqa: ASYNC110
+            await asyncio.sleep(_KEY_CHECK_S)
+        self._outcome = "key_revoked"
+        connection_of(self.scope).abort()
 
     async def _refuse(self, refusal: Refusal) -> None:
         self._started = True

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+import json
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
 
 from fleetkeeper_gateway.batch.model import FileRecord
+
+_ITEMS: Final = 100
+"""Items of a list that are made and encoded in one piece."""
 
 
 def file_document(record: FileRecord, expires: int) -> dict[str, Any]:
@@ -23,12 +29,13 @@ def file_document(record: FileRecord, expires: int) -> dict[str, Any]:
     }
 
 
-def list_document(items: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
-    """Return a page of a list."""
-    return {
-        "object": "list",
-        "data": list(items),
-        "has_more": has_more,
-        "first_id": items[0]["id"] if items else None,
-        "last_id": items[-1]["id"] if items else None,
-    }
+async def list_document(items: Iterable[dict[str, Any]], *, has_more: bool) -> bytes:
+    """Return a page of a list as JSON. Other work on the event loop runs between some of its items."""
+    ends = {"has_more": has_more, "first_id": None, "last_id": None}
+    pieces = []
+    left = iter(items)
+    while some := list(islice(left, _ITEMS)):
+        ends |= {"first_id": ends["first_id"] or some[0]["id"], "last_id": some[-1]["id"]}
+        pieces.append(json.dumps(some)[1:-1])
+        await asyncio.sleep(0)
+    return f'{{"object": "list", "data": [{", ".join(pieces)}], {json.dumps(ends)[1:]}'.encode()

@@ -2,51 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from typing import Final
 from urllib.parse import quote
 
 from fleetkeeper_gateway.batch.api.call import Call, Stream
-from fleetkeeper_gateway.batch.api.checks import NO_RETRY, checked_file_id, no_file
+from fleetkeeper_gateway.batch.api.checks import NO_RETRY, no_file
 from fleetkeeper_gateway.batch.api.documents import file_document, list_document
 from fleetkeeper_gateway.batch.api.pages import parse_page
 from fleetkeeper_gateway.batch.api.parts import ApiParts
-from fleetkeeper_gateway.batch.api.per_key import PerKey
 from fleetkeeper_gateway.batch.interfaces import ObjectMissing
 from fleetkeeper_gateway.batch.model import FileRecord
+from fleetkeeper_gateway.http.bodies import BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 
+DOWNLOAD_BYTES: Final = 8 * 1_048_576
+"""What one download holds in memory: the part that a client reads, and the next one."""
+MEMORY_BYTES: Final = 32 * DOWNLOAD_BYTES
+"""What all downloads may hold. Uploads, downloads and logs share the 1 GiB that the chart leaves for the parent."""
 _MOST_LISTED = 10_000
 
 
 class FileCalls:
     """Calls about files that exist."""
 
-    def __init__(self, parts: ApiParts, per_key: PerKey) -> None:
+    def __init__(self, parts: ApiParts) -> None:
         self._parts = parts
-        self._per_key = per_key
+        self._memory = BodyBudget(MEMORY_BYTES)
 
     async def list(self, call: Call) -> object:
         """Return a page of the files of a key."""
         parts = self._parts
         page = parse_page(call.scope["query_string"], default=_MOST_LISTED, most=_MOST_LISTED)
-        files = [
-            record
+        files = {
+            record.id: record
             for record in await parts.files.list(call.key_id)
             if parts.exists(record) and page.purpose in (None, record.purpose)
-        ]
-        items, has_more = page.cut(files, no_file)
-        documents = [file_document(record, parts.expiry(record)) for record in items]
-        return list_document(documents, has_more=has_more)
+        }
+        ids, has_more = page.cut(list(files), no_file)
+        page_files = (files[file_id] for file_id in ids)
+        documents = (file_document(record, parts.expiry(record)) for record in page_files)
+        return await list_document(documents, has_more=has_more)
 
     async def get(self, call: Call) -> object:
         """Return a file."""
-        record = await self._found(call)
+        record = await self._parts.file(call.key_id, call.path_id())
         return file_document(record, self._parts.expiry(record))
 
     async def content(self, call: Call) -> Stream:
         """Return the bytes of a file."""
-        record = await self._found(call)
-        parts = self._bytes(record)
+        record = await self._parts.file(call.key_id, call.path_id())
+        parts = self._bytes(record, call.key.downloads)
         try:
             first = await anext(parts, b"")
         except ObjectMissing:
@@ -65,11 +72,11 @@ class FileCalls:
     async def delete(self, call: Call) -> object:
         """Delete a file that no active batch reads."""
         parts = self._parts
-        turns = self._per_key.turns(call.key_id)
-        async with turns.change:
-            record = await self._found(call)
-            for batch in await parts.batches.active():
-                if batch.key_id == call.key_id and batch.input_file == record.id:
+        async with call.key.change:
+            record = await parts.file(call.key_id, call.path_id())
+            active = await parts.batches.active_ids(call.key_id)
+            for batch in await parts.batches.several(call.key_id, active):
+                if batch.input_file == record.id:
                     raise Refusal(
                         409,
                         "file_in_use",
@@ -80,22 +87,20 @@ class FileCalls:
             await parts.files.delete(call.key_id, record.id)
         return {"id": record.id, "object": "file", "deleted": True}
 
-    async def _bytes(self, record: FileRecord) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a file, once its key has a turn, which lasts until this is closed."""
-        path = self._parts.files.data_path(record.key_id, record.id)
-        turns = self._per_key.turns(record.key_id)
-        async with turns.downloads:
-            async for part in self._parts.objects.stream(path):
-                yield part
-
-    async def _found(self, call: Call) -> FileRecord:
-        """Return the file of the path.
+    async def _bytes(
+        self, record: FileRecord, turns: asyncio.Semaphore
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of a file, once its key has a turn, which lasts until this is closed.
 
         Raises:
-            Refusal: if the key has none of that ID.
+            Refusal: if all downloads hold too much. A client that knows 503 tries again.
         """
-        file_id = checked_file_id(call.path_id())
-        record = await self._parts.files.get(call.key_id, file_id)
-        if record is None or not self._parts.exists(record):
-            raise no_file(file_id)
-        return record
+        key_id = record.key_id
+        path = self._parts.files.data_path(key_id, record.id)
+        async with turns:
+            self._memory.take(key_id, DOWNLOAD_BYTES)
+            try:
+                async for part in self._parts.objects.stream(path):
+                    yield part
+            finally:
+                self._memory.give_back(key_id, DOWNLOAD_BYTES)

@@ -5,24 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from fleetkeeper_gateway.batch.api.checks import invalid
 from fleetkeeper_gateway.http.errors import Refusal
 
 _MAX_FIELDS = 32
-
-
-class Named(Protocol):
-    """Something with an ID."""
-
-    @property
-    def id(self) -> str:
-        """Return the ID."""
-
-
-Item = TypeVar("Item", bound=Named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +24,25 @@ class Page:
     purpose: str | None = None
 
     def cut(
-        self, newest_first: Sequence[Item], missing: Callable[[str, str], Refusal]
-    ) -> tuple[Sequence[Item], bool]:
-        """Return the items of the page, and whether more follow.
+        self, newest_first: Sequence[str], missing: Callable[[str, str], Refusal]
+    ) -> tuple[Sequence[str], bool]:
+        """Return the IDs of the page, and whether more follow.
 
         Args:
-            newest_first: all items.
+            newest_first: all IDs.
             missing: returns the refusal of an ID, and the parameter that has it.
 
         Raises:
-            Refusal: if `after` names no item.
+            Refusal: if `after` names none of them.
         """
-        items = newest_first[::-1] if self.ascending else newest_first
+        ids = newest_first[::-1] if self.ascending else newest_first
         start = 0
         if self.after is not None:
-            start = 1 + next(
-                (place for place, item in enumerate(items) if item.id == self.after), -1
-            )
-            if start == 0:
+            if self.after not in ids:
                 raise missing(self.after, "after")
+            start = 1 + ids.index(self.after)
         end = start + self.limit
-        return items[start:end], end < len(items)
+        return ids[start:end], end < len(ids)
 
 
 def parse_page(query: bytes, *, default: int, most: int) -> Page:

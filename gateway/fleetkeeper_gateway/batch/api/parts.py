@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
-from fleetkeeper_gateway.batch.interfaces import Batches, Files, Objects, Queue
+import structlog
+
+from fleetkeeper_gateway.batch.api.checks import no_file
+from fleetkeeper_gateway.batch.interfaces import Batches, Files, Objects
 from fleetkeeper_gateway.batch.model import MAX_FILE_BYTES, BatchRecord, FileRecord
 from fleetkeeper_gateway.batch.settings import BatchSettings
+from fleetkeeper_gateway.batch.storage import BrokenObject
 from fleetkeeper_gateway.interfaces import AuditLog, Keys
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.batch.api")
+
+T = TypeVar("T")
+
 _DAY_S = 86_400
+_AT_ONCE: Final = 16
+"""Batches whose objects are read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +35,6 @@ class ApiParts:
     objects: Objects
     files: Files
     batches: Batches
-    queue: Queue
     settings: BatchSettings
     on_created: Callable[[BatchRecord], None]
     """Called with each new batch, to start its validation. It must not block."""
@@ -47,3 +58,33 @@ class ApiParts:
     def exists(self, record: FileRecord) -> bool:
         """Return whether a file has not expired. One that has is deleted at some time."""
         return self.clock() < self.expiry(record)
+
+    async def file(self, key_id: str, file_id: str, param: str = "id") -> FileRecord:
+        """Return a file of a key.
+
+        Raises:
+            Refusal: if the key has none of that ID, which names the parameter that has it.
+        """
+        record = await self.files.get(key_id, file_id)
+        if record is None or not self.exists(record):
+            raise no_file(file_id, param)
+        return record
+
+    async def of_batches(
+        self, key_id: str, batch_ids: Sequence[str], read: Callable[[BatchRecord], Awaitable[T]]
+    ) -> list[T]:
+        """Return what is read of batches, without those that are gone or broken."""
+
+        async def unbroken(record: BatchRecord) -> list[T]:
+            try:
+                return [await read(record)]
+            except BrokenObject as error:
+                log.warning("a batch is left out", batch=record.id, error=str(error))
+                return []
+
+        found: list[T] = []
+        for start in range(0, len(batch_ids), _AT_ONCE):
+            some = await self.batches.several(key_id, batch_ids[start : start + _AT_ONCE])
+            for one in await asyncio.gather(*map(unbroken, some)):
+                found += one
+        return found

@@ -31,7 +31,7 @@ class Facts:
     """Unix seconds: when the end was asked for."""
     final: Final | None = None
     counts: Counts | None = None
-    """None: the queue does not know the batch, or does not answer."""
+    """None: no line can have a result yet, or the end is kept."""
 
 
 def status_of(facts: Facts, now: float) -> Status:
@@ -78,36 +78,27 @@ def _times(facts: Facts, status: Status, now: float) -> dict[str, int | None]:
     When the last line got its result is not kept. So a completed batch began to be finalized when it
     ended, and one that is finalized within its window has no time for it yet.
     """
-    validated = facts.validated
-    runs = validated is not None and not validated.mistakes
+    validated, expires = facts.validated, facts.record.expires
     end = facts.final.at if facts.final is not None else None
+    valid = validated if validated is not None and not validated.mistakes else None
+    # The time when mistakes were found is the same before and after the end is kept.
+    failed = validated.at if validated is not None and validated.mistakes else end
+    finalizing = end if status is Status.COMPLETED else None
+    if status is Status.EXPIRED or (status is Status.FINALIZING and now >= expires):
+        finalizing = expires
     return {
-        "in_progress_at": validated.at if validated is not None and runs else None,
-        "finalizing_at": _finalizing_at(facts, status, now),
+        "in_progress_at": valid.at if valid is not None else None,
+        "finalizing_at": finalizing,
         "completed_at": end if status is Status.COMPLETED else None,
-        "failed_at": _failed_at(facts) if status is Status.FAILED else None,
+        "failed_at": failed if status is Status.FAILED else None,
         "expired_at": end if status is Status.EXPIRED else None,
         "cancelling_at": facts.cancelled_at if status is not Status.FAILED else None,
         "cancelled_at": end if status is Status.CANCELLED else None,
     }
 
 
-def _finalizing_at(facts: Facts, status: Status, now: float) -> int | None:
-    if status is Status.COMPLETED and facts.final is not None:
-        return facts.final.at
-    window_ended = status is Status.FINALIZING and now >= facts.record.expires
-    return facts.record.expires if window_ended or status is Status.EXPIRED else None
-
-
-def _failed_at(facts: Facts) -> int | None:
-    """Return when the mistakes were found. It is the same before and after the end is kept."""
-    if facts.validated is not None and facts.validated.mistakes:
-        return facts.validated.at
-    return facts.final.at if facts.final is not None else None
-
-
 def _counts(facts: Facts) -> Counts:
-    """Return the progress. While the queue does not tell it, no line counts as done."""
+    """Return the progress. Without any, no line counts as done."""
     if facts.final is not None:
         return facts.final.counts
     validated = facts.validated

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Final
 
 import structlog
+from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
 from fleetkeeper_gateway.batch.api.call import Call
 from fleetkeeper_gateway.batch.api.checks import (
@@ -18,9 +19,7 @@ from fleetkeeper_gateway.batch.api.checks import (
     invalid,
 )
 from fleetkeeper_gateway.batch.api.documents import file_document
-from fleetkeeper_gateway.batch.api.multipart import Form, Part
 from fleetkeeper_gateway.batch.api.parts import ApiParts
-from fleetkeeper_gateway.batch.api.per_key import PerKey
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.model import FileRecord
 from fleetkeeper_gateway.http.asgi import ClientGone
@@ -34,7 +33,9 @@ MIB = 1_048_576
 UPLOAD_BYTES = 24 * MIB
 """What one upload may hold in memory: the parts that an object store has not confirmed."""
 MEMORY_BYTES = 21 * UPLOAD_BYTES
-"""What all uploads may hold. A pod has 2 GiB by default."""
+"""What all uploads may hold. Uploads, downloads and logs share the 1 GiB that the chart leaves for the parent."""
+MAX_PARTS: Final = 16
+_BOUNDARY_CHARACTERS = 200
 _FIELD_BYTES = 1024
 _FORM_BYTES = 65_536
 """What a body may have beside the file itself."""
@@ -46,13 +47,31 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 class UploadedFile:
     """The form of an upload. Its file is read as a stream."""
 
-    def __init__(self, form: Form, max_bytes: int, left_bytes: int) -> None:
-        self._form = form
+    def __init__(
+        self, content_type: str, read: Callable[[], Awaitable[bytes]], max_bytes: int
+    ) -> None:
+        """Describe a form.
+
+        Args:
+            content_type: the header of the request.
+            read: returns the next bytes of the body; nothing at its end.
+            max_bytes: of the file.
+
+        Raises:
+            Refusal: if it is no form.
+        """
+        self._parser = PushMultipartParser(_boundary(content_type), max_segment_count=MAX_PARTS)
+        self._read = read
         self._max_bytes = max_bytes
-        self._left_bytes = left_bytes
         self._fields: dict[str, str] = {}
+        self._name = ""
+        """Of the part that is read."""
+        self._text = bytearray()
+        """Of the field that is read."""
         self.filename = ""
         self.bytes = 0
+        self.left_bytes = max_bytes
+        """What the key may still store."""
         self.failure: Refusal | ClientGone | None = None
         """Why `parts` ended early. A store may report it as an error of its own."""
 
@@ -65,19 +84,46 @@ class UploadedFile:
             ClientGone: if the client hung up.
             Refusal: if the form is malformed, or the file is too large.
         """
+        received = 0
         try:
-            while (part := await self._form.next_part()) is not None:
-                if part.name == "file":
-                    self._name(part)
-                    async for piece in self._form.data():
-                        self._count(len(piece))
+            while data := await self._read():
+                received += len(data)
+                for found in self._parsed(data):
+                    if piece := self._take(found):
                         yield piece
-                else:
-                    await self._read_field(part.name)
+                if received - self.bytes > _FORM_BYTES:
+                    raise _malformed(f"it has more than {_FORM_BYTES} bytes beside the file")
+            for _ in self._parsed(b""):
+                pass
             self._check()
         except (Refusal, ClientGone) as error:
             self.failure = error
             raise
+
+    def _parsed(self, data: bytes) -> Iterator[MultipartSegment | bytes | None]:
+        """Yield what is in the next bytes of the form: heads of parts, their data, None at their end."""
+        try:
+            yield from self._parser.parse(data)
+        except MultipartError as error:
+            raise _malformed(str(error)) from None
+
+    def _take(self, found: MultipartSegment | bytes | None) -> bytes:
+        """Return what belongs to the file."""
+        if isinstance(found, MultipartSegment):
+            self._name = found.name or ""
+            self._text.clear()
+            if self._name == "file":
+                self._begin_file(found.filename)
+        elif self._name == "file":
+            self._count(len(found or b""))
+            return found or b""
+        elif found is None:
+            self._end_field()
+        else:
+            self._text += found
+            if len(self._text) > _FIELD_BYTES:
+                raise _malformed(f"a field has more than {_FIELD_BYTES} bytes")
+        return b""
 
     @property
     def expires_after_s(self) -> int | None:
@@ -85,26 +131,30 @@ class UploadedFile:
         seconds = self._fields.get(_SECONDS)
         return None if seconds is None else int(seconds)
 
-    def _name(self, part: Part) -> None:
+    def _begin_file(self, filename: str | None) -> None:
         if self.filename:
             raise invalid("file", "One upload has one file.")
-        if part.filename is None:
+        if filename is None:
             raise invalid("file", "The field file must be a file, with a file name.")
-        base = re.split(r"[/\\]", part.filename)[-1]
+        base = re.split(r"[/\\]", filename)[-1]
         self.filename = _UNPRINTABLE.sub("_", base)[:_FILENAME_CHARACTERS] or "upload"
 
     def _count(self, size: int) -> None:
         self.bytes += size
         if self.bytes > self._max_bytes:
             raise file_too_large(self._max_bytes)
-        if self.bytes > self._left_bytes:
+        if self.bytes > self.left_bytes:
             raise bytes_exceeded()
 
-    async def _read_field(self, name: str) -> None:
-        """Read a field. Those that are unknown are ignored."""
+    def _end_field(self) -> None:
+        """Keep a field. Those that are unknown are ignored."""
+        name = self._name
         if name in self._fields:
             raise invalid(name[:100], "The field is there twice.")
-        value = self._fields[name] = await self._form.text(_FIELD_BYTES)
+        try:
+            value = self._fields[name] = self._text.decode()
+        except UnicodeDecodeError:
+            raise _malformed("a field is not UTF-8") from None
         if name == "purpose" and value != PURPOSE:
             raise invalid("purpose", f"The purpose of an uploaded file must be {PURPOSE}.")
         if name == _ANCHOR and value != "created_at":
@@ -128,9 +178,8 @@ class UploadedFile:
 class UploadCalls:
     """Uploads of files."""
 
-    def __init__(self, parts: ApiParts, per_key: PerKey) -> None:
+    def __init__(self, parts: ApiParts) -> None:
         self._parts = parts
-        self._per_key = per_key
         self._memory = BodyBudget(MEMORY_BYTES)
 
     async def create(self, call: Call) -> object:
@@ -139,39 +188,35 @@ class UploadCalls:
         announced = call.headers.content_length
         if announced is not None and announced > parts.max_file_bytes + _FORM_BYTES:
             raise file_too_large(parts.max_file_bytes)
-        form = Form(call.header(b"content-type"), call.read_part)
-        turns = self._per_key.turns(call.key_id)
-        async with turns.uploads, self._place(call.key_id):
-            left_bytes = await self._check_quota(call.key_id, (announced or 0) - _FORM_BYTES)
-            upload = UploadedFile(form, parts.max_file_bytes, left_bytes)
-            file_id = f"file-{uuid.uuid4().hex}"
-            path = parts.files.data_path(call.key_id, file_id)
+        content_type = dict(call.scope["headers"]).get(b"content-type", b"").decode("latin-1")
+        upload = UploadedFile(content_type, call.read_part, parts.max_file_bytes)
+        async with call.key.uploads:
+            # A client that knows 503 tries again.
+            self._memory.take(call.key_id, UPLOAD_BYTES)
             try:
-                size = await parts.objects.write(path, upload.parts())
-            except Exception as error:
-                if upload.failure is not None:
-                    raise upload.failure from error
-                raise
-            try:
-                async with turns.change:
-                    record = await self._keep(call.key_id, file_id, upload, size)
-            except BaseException:
-                await self._discard(call.key_id, file_id, path)
-                raise
+                size = (announced or 0) - _FORM_BYTES
+                upload.left_bytes = await self._check_quota(call.key_id, size)
+                record = await self._store(call, upload)
+            finally:
+                self._memory.give_back(call.key_id, UPLOAD_BYTES)
         return file_document(record, parts.expiry(record))
 
-    @asynccontextmanager
-    async def _place(self, key_id: str) -> AsyncIterator[None]:
-        """Hold the memory of an upload.
-
-        Raises:
-            Refusal: there is none left for the key. A client that knows 503 tries again.
-        """
-        self._memory.take(key_id, UPLOAD_BYTES)
+    async def _store(self, call: Call, upload: UploadedFile) -> FileRecord:
+        parts = self._parts
+        file_id = f"file-{uuid.uuid4().hex}"
+        path = parts.files.data_path(call.key_id, file_id)
         try:
-            yield
-        finally:
-            self._memory.give_back(key_id, UPLOAD_BYTES)
+            size = await parts.objects.write(path, upload.parts())
+        except Exception as error:
+            if upload.failure is not None:
+                raise upload.failure from error
+            raise
+        try:
+            async with call.key.change:
+                return await self._keep(call.key_id, file_id, upload, size)
+        except BaseException:
+            await self._discard(call.key_id, file_id, path)
+            raise
 
     async def _keep(self, key_id: str, file_id: str, upload: UploadedFile, size: int) -> FileRecord:
         """Make a stored file exist, if the key is still in force and has not reached its quota."""
@@ -199,16 +244,16 @@ class UploadCalls:
             Refusal: if it may not store one more file of this size.
         """
         settings = self._parts.settings
-        stored = await self._parts.files.list(key_id)
-        if len(stored) >= settings.batch_key_files:
+        stored = await self._parts.files.usage(key_id)
+        if stored.files >= settings.batch_key_files:
             raise Refusal(
                 429,
                 "file_quota_exceeded",
-                f"Your key has {len(stored)} files, and may have {settings.batch_key_files}. "
+                f"Your key has {stored.files} files, and may have {settings.batch_key_files}. "
                 "Delete some: DELETE /v1/files/ID.",
                 headers=NO_RETRY,
             )
-        left = settings.batch_key_bytes - sum(record.bytes for record in stored)
+        left = settings.batch_key_bytes - stored.bytes
         if size > left:
             raise bytes_exceeded()
         return left
@@ -221,6 +266,24 @@ class UploadCalls:
             await parts.objects.delete([path])
         except StorageError as error:
             log.warning("a refused upload stays in the store", file=file_id, error=str(error))
+
+
+def _boundary(content_type: str) -> str:
+    kind, options = parse_options_header(content_type)
+    boundary: str = options.get("boundary", "")
+    if kind != "multipart/form-data" or not boundary:
+        raise Refusal(
+            400,
+            "invalid_form",
+            "A file is uploaded as multipart/form-data with a boundary: fields purpose and file.",
+        )
+    if len(boundary) > _BOUNDARY_CHARACTERS:
+        raise _malformed(f"its boundary has more than {_BOUNDARY_CHARACTERS} bytes")
+    return boundary
+
+
+def _malformed(why: str) -> Refusal:
+    return Refusal(400, "invalid_form", f"The form cannot be read: {why}.")
 
 
 def file_too_large(max_bytes: int) -> Refusal:

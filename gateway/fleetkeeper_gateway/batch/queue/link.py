@@ -1,223 +1,179 @@
-"""The link to Redis: a connection to a server whose epoch this process may work in.
-
-A connection ends with its first failure, and with the first sign that Redis was reset. Every call
-names the epoch and the highest tick that Redis told this process; the scripts refuse if either does
-not fit. So nothing is taken or committed between a reset and its discovery.
-"""
+"""The connection to Redis, given up at its first failure, and what is known of the server."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
 
 import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
-from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError
-from fleetkeeper_gateway.batch.queue.metrics import QueueMetrics
-from fleetkeeper_gateway.batch.queue.names import EPOCH, tick_key
-from fleetkeeper_gateway.batch.queue.records import Answer, as_answer, as_number, as_text
-from fleetkeeper_gateway.batch.queue.recovery import Known, Recovery
-from fleetkeeper_gateway.batch.queue.scripts import CHECK
-from fleetkeeper_gateway.batch.queue.server import Unfit, run_id_of
-from fleetkeeper_gateway.batch.queue.timing import Timing
+from fleetkeeper_gateway.batch import metrics
+from fleetkeeper_gateway.batch.interfaces import QueueDown
 from fleetkeeper_gateway.limits.pipe import Pipe, PipeEnded
 from fleetkeeper_gateway.limits.scripts import Script
 
 log = structlog.get_logger(__name__)
 
-FAILURES = (RedisError, PipeEnded, Unfit, StorageError, OSError, TimeoutError, ValueError)
+PREFIX = "fleetkeeper:batch2:"
+MOST_USED = 0.6
+"""Share of `maxmemory` above which no chunks are added. The limits of keys need the rest."""
+_TEXT = f"local PREFIX = '{PREFIX}'\n".encode() + (files(__package__) / "queue.lua").read_bytes()
+_SCRIPT = Script(_TEXT, hashlib.sha1(_TEXT, usedforsecurity=False).hexdigest().encode())
+_FAILURES = (RedisError, PipeEnded, QueueDown, OSError, ValueError)
 
 
-@dataclass(slots=True)
-class _Session:
-    """A connection that is in use."""
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of the queue, in seconds. No setting changes them; tests do."""
 
-    pipe: Pipe
-    epoch: int
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    reason: str = ""
-
-    def end(self, reason: str) -> None:
-        """Take it out of use."""
-        self.reason = self.reason or reason
-        self.over.set()
+    idle_s: float = 60.0  # after which a chunk waits again that its process does not renew
+    settle_s: float = 15.0  # of a new connection, in which others renew what they hold
+    running_s: float = 30.0  # for which the running lines of a process count
+    lead_s: float = 30.0  # of the lease of a task that one process does
+    check_s: float = 1.0  # between two checks of the server
+    retry_s: float = 1.0  # between two attempts to connect
+    connect_s: float = 5.0  # for the name, TCP, TLS and AUTH
+    call_s: float = 10.0  # of one call at most; then the connection is given up
 
 
 class Link:
-    """The connection, while there is one that works."""
+    """A connection for calls, while one works."""
 
-    def __init__(
-        self,
-        connect: Callable[[], AbstractConnection],
-        recovery: Recovery,
-        process: str,
-        timing: Timing,
-        metrics: QueueMetrics,
-    ) -> None:
+    def __init__(self, connect: Callable[[], AbstractConnection], timing: Timing) -> None:
         self._connect = connect
-        self._recovery = recovery
         self._timing = timing
-        self._metrics = metrics
-        self._keys = (EPOCH, tick_key(process))
-        self._known = Known()
-        self._session: _Session | None = None
+        self._pipe: Pipe | None = None
+        """None while Redis cannot be asked."""
+        self._began = 0.0
+        """When it could be asked first, by the monotonic clock."""
         self._reason = "it is not connected yet"
-        self._came_up = asyncio.Event()
-        self._told = False
+        self._is_logged = False
         """Whether the log says that the queue is down."""
-        self._lines_wait: Callable[[], None] = lambda: None
+        self._run_id = ""
+        self._no_room = ""
+        self.server = 0
+        """Grows when Redis was started again, and with the first connection."""
 
     @property
     def up(self) -> bool:
         """Return whether Redis can be asked."""
-        return self._came_up.is_set()
+        return self._pipe is not None
 
     @property
-    def epoch(self) -> int:
-        """Return the epoch that this process works in, or worked in last."""
-        return self._known.epoch
-
-    def on_lines_wait(self, tell: Callable[[], None]) -> None:
-        """Call this at each check that finds lines that wait."""
-        self._lines_wait = tell
-
-    async def until_up(self, wait_s: float) -> None:
-        """Wait until Redis can be asked.
-
-        Raises:
-            QueueDown: it cannot after this time.
-        """
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._came_up.wait()
-        except TimeoutError:
-            raise QueueDown(f"the queue is down: {self._reason}") from None
-
-    def send(self, script: Script, *arguments: bytes | str | int) -> asyncio.Future[Answer]:
-        """Run a script, and return the task of its answer.
-
-        It ends with QueueDown if Redis refuses, or does not answer. Nobody has to wait for it.
-        """
-        task = asyncio.ensure_future(self.call(script, *arguments))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
-
-    async def call(self, script: Script, *arguments: bytes | str | int) -> Answer:
-        """Run a script and return its answer. The first value is a tick.
-
-        Raises:
-            QueueDown: Redis refused, or did not answer. It may have done it if it did not answer.
-        """
-        session = self._session
-        if session is None:
-            raise QueueDown(f"the queue is down: {self._reason}")
-        words = (session.epoch, self._known.tick, *arguments)
-        try:
-            found: object = await session.pipe.script(
-                script, self._keys, words, self._timing.call_s
-            )
-        except (PipeEnded, RedisError) as error:
-            raise QueueDown(f"Redis did not do it: {_text(error)}") from error
-        answer = as_answer(found)
-        tick = as_number(answer[0])
-        if tick < 0:
-            reason = f"Redis was reset ({as_text(answer[1])})"
-            self._down(session, reason)
-            raise QueueDown(reason)
-        if session.epoch == self._known.epoch:
-            self._known.tick = max(self._known.tick, tick)
-        return answer
+    def _is_settled(self) -> bool:
+        """Return whether processes had time to renew what they hold, after a server that stood still."""
+        return time.monotonic() >= self._began + self._timing.settle_s
 
     async def run(self) -> None:
         """Keep a connection. Runs until it is cancelled."""
         while True:
+            connection = self._connect()
             try:
-                await self._once()
-            except FAILURES as error:
-                self._lost(_text(error))
+                async with asyncio.timeout(self._timing.connect_s):
+                    await connection.connect()  # type: ignore[no-untyped-call]
+                await self._use(connection)
+            except _FAILURES as error:
+                self._failed(_text(error))
+            finally:
+                await connection.disconnect(nowait=True)
             await asyncio.sleep(self._timing.retry_s)
 
-    async def _once(self) -> None:
-        """Connect, and stay until the connection ends."""
-        connection = self._connect()
-        pipe: Pipe | None = None
-        try:
-            async with asyncio.timeout(self._timing.connect_s):
-                await connection.connect()  # type: ignore[no-untyped-call]
-            pipe = Pipe(connection, self._ended)
-            run_id = await run_id_of(pipe, self._timing.call_s)
-            epoch = await self._recovery.ready_epoch(pipe, run_id, self._known)
-            await self._use(_Session(pipe, epoch), run_id)
-        finally:
-            if self._session is not None:
-                self._down(self._session, "it is closed")
-            await (connection.disconnect(nowait=True) if pipe is None else pipe.close())
-
-    async def _use(self, session: _Session, run_id: str) -> None:
-        if session.epoch != self._known.epoch:
-            self._known = Known(session.epoch)
-        self._session = session
-        await self._check(session, run_id)
-        if not session.over.is_set():
-            self._found(session)
-        while not session.over.is_set():
-            try:
-                async with asyncio.timeout(self._timing.check_s):
-                    await session.over.wait()
-            except TimeoutError:
-                await self._check(session, run_id)
-        raise Unfit(session.reason)
-
-    async def check(self) -> None:
-        """Count a tick, and put lines back whose leases ran out.
+    async def _call(self, name: str, *arguments: bytes | str | int) -> list[Any]:
+        """Run a function of queue.lua. Return its answer, an empty list if there is none.
 
         Raises:
-            QueueDown: Redis refused, or did not answer.
+            QueueDown: Redis refused, or did not answer. Then it may have done it.
         """
-        timing = self._timing
-        idle_ms = int(timing.lease_s * 1000) + timing.age_ms()
-        answer = await self.call(CHECK, idle_ms, int(timing.process_s * 1000))
-        if answer[1]:
-            self._lines_wait()
-
-    async def _check(self, session: _Session, run_id: str) -> None:
-        found = await run_id_of(session.pipe, self._timing.call_s)
-        if found != run_id:
-            raise Unfit("the server's run_id changed")
+        if self._pipe is None:
+            raise QueueDown(f"the queue is down: {self._reason}")
+        if name == "add" and self._no_room:
+            raise QueueDown(self._no_room)
+        words = (name, *arguments)
         try:
-            await self.check()
-        except QueueDown as error:
-            self._down(session, str(error))
+            found: Any = await self._pipe.script(_SCRIPT, (), words, self._timing.call_s)
+        except (PipeEnded, RedisError) as error:
+            raise QueueDown(f"Redis did not do it: {_text(error)}") from error
+        return found or []
 
-    def _ended(self, pipe: Pipe, reason: str) -> None:
-        if self._session is not None and self._session.pipe is pipe:
-            self._down(self._session, reason)
+    async def _use(self, connection: AbstractConnection) -> None:
+        """Let calls use a connection, and check the server often, until it ends."""
+        pipe = Pipe(connection, self._on_end)
+        try:
+            await self._check(pipe)
+            self._begin(pipe)
+            while pipe.reason is None:
+                try:
+                    async with asyncio.timeout(self._timing.check_s):
+                        await pipe.ended.wait()
+                except TimeoutError:
+                    await self._check(pipe)
+            raise PipeEnded(pipe.reason)
+        finally:
+            await pipe.close()
 
-    def _found(self, session: _Session) -> None:
-        self._told = False
-        self._metrics.up.set(1)
-        self._metrics.epoch.set(session.epoch)
-        self._came_up.set()
-        log.info("the queue is up", epoch=session.epoch)
+    async def _check(self, pipe: Pipe) -> None:
+        """Find out whether the server is fit, has room, and is the one that is known."""
+        found: Any = await pipe.script(_SCRIPT, (), ("info",), self._timing.call_s)
+        lines = found.decode().splitlines()
+        info = dict(line.split(":", 1) for line in lines if ":" in line)
+        _assert_fit(info)
+        self._no_room = _no_room(info)
+        if self._run_id != info["run_id"]:
+            self._run_id = info["run_id"]
+            self.server += 1
 
-    def _down(self, session: _Session, reason: str) -> None:
-        session.end(reason)
-        if self._session is session:
-            self._session = None
-            self._came_up.clear()
+    def _begin(self, pipe: Pipe) -> None:
+        self._pipe, self._is_logged = pipe, False
+        self._began = time.monotonic()
+        metrics.QUEUE_UP.set(1)
+        log.info("the queue is up", server=self.server)
+
+    def _on_end(self, pipe: Pipe, reason: str) -> None:
+        if self._pipe is pipe:
+            self._pipe, self._reason = None, reason
+            metrics.QUEUE_UP.set(0)
+
+    def _failed(self, reason: str) -> None:
+        metrics.QUEUE_ENDS.inc()
+        if self._pipe is None:
             self._reason = reason
-            self._metrics.up.set(0)
+            if not self._is_logged:
+                self._is_logged = True
+                log.warning("the queue is down", reason=reason)
 
-    def _lost(self, reason: str) -> None:
-        self._reason = reason
-        self._metrics.failures.inc()
-        if not self._told:
-            self._told = True
-            log.warning("the queue is down", reason=reason)
+
+def _assert_fit(info: dict[str, str]) -> None:
+    """Raise QueueDown if the server is a copy of another one, or drops keys when it is full."""
+    role, policy = info.get("role"), info.get("maxmemory_policy")
+    if role != "master":
+        raise QueueDown(f"the server's role is {role}; BATCH_REDIS_URL must lead to the primary")
+    if info.get("maxmemory") != "0" and policy != "noeviction":
+        raise QueueDown(
+            f"the server's maxmemory-policy is {policy}, so it drops keys when it is full; "
+            "set it to noeviction"
+        )
+
+
+def _no_room(info: dict[str, str]) -> str:
+    """Return why chunks must not be added; an empty text if they may."""
+    used, most = int(info["used_memory"]), int(info["maxmemory"])
+    if not most or used <= MOST_USED * most:
+        return ""
+    return (
+        f"Redis uses {used} of the {most} bytes of its maxmemory, and no chunks are added above "
+        f"{MOST_USED:.0%}; raise maxmemory, or give batches a Redis of their own (BATCH_REDIS_URL)"
+    )
 
 
 def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    if "permissions" in text or "can't access" in text:
+        text += f"; give the user the rights for {PREFIX}* (docs/gateway-install.md)"
+    return text

@@ -4,8 +4,7 @@
 """
 
 from fleetkeeper_gateway.batch.storage.errors import BrokenObject, StoreRefused
-from fleetkeeper_gateway.batch.storage.files import Usage
 from fleetkeeper_gateway.batch.storage.stores import Storage, create_storage
 from fleetkeeper_gateway.batch.storage.sweeper import Swept
 
-__all__ = ["BrokenObject", "Storage", "StoreRefused", "Swept", "Usage", "create_storage"]
+__all__ = ["BrokenObject", "Storage", "StoreRefused", "Swept", "create_storage"]

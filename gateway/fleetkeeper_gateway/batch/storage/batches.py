@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
 
-from fleetkeeper_gateway.batch.interfaces import ObjectMissing, Objects
-from fleetkeeper_gateway.batch.model import (
-    BatchRecord,
-    LineRef,
-    Result,
-    Validated,
-)
+from fleetkeeper_gateway.batch.interfaces import Object, ObjectMissing, Objects
+from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Progress, Validated
 from fleetkeeper_gateway.batch.model import Final as End
-from fleetkeeper_gateway.batch.storage import line_index, paths, segments
+from fleetkeeper_gateway.batch.storage import chunks, paths
+from fleetkeeper_gateway.batch.storage.chunk_log import ChunkLog
 from fleetkeeper_gateway.batch.storage.errors import BrokenObject
+from fleetkeeper_gateway.batch.storage.progress import read_progress
 from fleetkeeper_gateway.batch.storage.records import Kind, Records
 
 log = structlog.get_logger(__name__)
 
-SEGMENTS_AT_ONCE: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Validation:
-    """What the input file was found to be, and the index that belongs to it."""
-
-    validated: Validated
-    index: str
-    """Digest of the index; empty if there is none, because no line will run."""
+ROOM_PART: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Cancel:
     at: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Validation:
+    validated: Validated
+    index: str
+    """Digest of the index; empty if there is none, because no line will run."""
+    chunks: tuple[int, ...]
+    """First line of each chunk."""
 
 
 BATCH: Final = Kind(
@@ -46,8 +44,8 @@ BATCH: Final = Kind(
     lambda record: paths.batch_object(record.key_id, record.id, paths.BATCH_RECORD),
 )
 END: Final = Kind("record of the end of a batch", End)
-_VALIDATION: Final = Kind("record of a validation", _Validation)
 _CANCEL: Final = Kind("record of a cancellation", _Cancel)
+_VALIDATION: Final = Kind("record of a validation", _Validation)
 
 
 class StoredBatches:
@@ -75,24 +73,65 @@ class StoredBatches:
         path = paths.batch_object(key_id, batch_id, paths.BATCH_RECORD)
         return await self._records.read(path, BATCH)
 
-    async def list(self, key_id: str) -> Sequence[BatchRecord]:
-        """Return the batches of a key, newest first. A broken record is logged, and left out."""
+    async def ids(self, key_id: str) -> Sequence[str]:
+        """Return the IDs of the batches of a key, newest first. No record is read."""
         objects = await self._objects.list(paths.batches_of(key_id))
-        names = [one.path for one in objects if one.path.endswith(f"/{paths.BATCH_RECORD}")]
-        records = await self._records.all(names, BATCH)
-        return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
+        # In a thread: there may be tens of thousands.
+        return await asyncio.to_thread(_newest_first, objects)
+
+    async def several(self, key_id: str, batch_ids: Sequence[str]) -> Sequence[BatchRecord]:
+        """Return batches of a key in this order, without those that are gone or broken."""
+        return await self._several([(key_id, batch_id) for batch_id in batch_ids])
 
     async def active(self) -> Sequence[BatchRecord]:
         """Return the batches that have not ended, of all keys. A broken record is logged, and left out."""
-        names = []
-        for one in await self._objects.list(paths.ACTIVE):
+        # A marker without a record: the batch is being created, or that has failed.
+        return await self._several(await self._markers(paths.ACTIVE))
+
+    async def active_ids(self, key_id: str) -> Sequence[str]:
+        """Return the IDs of the batches of a key that have not ended. No record is read."""
+        return [batch_id for _, batch_id in await self._markers(paths.markers_of(key_id))]
+
+    async def _several(self, places: Sequence[tuple[str, str]]) -> Sequence[BatchRecord]:
+        names = [paths.batch_object(*place, paths.BATCH_RECORD) for place in places]
+        return await self._records.all(names, BATCH)
+
+    async def _markers(self, prefix: str) -> list[tuple[str, str]]:
+        """Return the key ID and batch ID of each marker below a prefix."""
+        places = []
+        for one in await self._objects.list(prefix):
             place = paths.parse_marker(one.path)
             if place is None:
                 log.warning("an object is no marker of a batch", path=one.path)
             else:
-                names.append(paths.batch_object(*place, paths.BATCH_RECORD))
-        # A marker without a record: the batch is being created, or that has failed.
-        return await self._records.all(names, BATCH)
+                places.append(place)
+        return places
+
+    async def make_room(self, key_id: str, most: int) -> int:
+        """Delete the batches of a key that ended first, if it has `most`. Return how many it may add.
+
+        Some more are deleted, so that few new batches need a list of all. The files of a batch stay.
+        """
+        listed = await self._objects.list(paths.batches_of(key_id))
+        groups = await asyncio.to_thread(paths.by_owner, listed)
+        room = most - sum(paths.BATCH_RECORD in group for group in groups.values())
+        if room > 0:
+            return room
+        active = set(await self.active_ids(key_id))
+        ended = sorted(
+            (group[paths.FINAL].modified, batch_id)
+            for batch_id, group in groups.items()
+            if group.keys() >= {paths.BATCH_RECORD, paths.FINAL} and batch_id not in active
+        )
+        gone = ended[: max(1, most // ROOM_PART) - room]
+        await self.delete([groups[batch_id] for _, batch_id in gone])
+        return room + len(gone)
+
+    async def delete(self, groups: Sequence[paths.Group]) -> None:
+        """Delete batches, each with the objects that are known of it."""
+        # Without its record a batch does not exist, whatever happens to the rest.
+        await self._records.delete(group[paths.BATCH_RECORD].path for group in groups)
+        await self._records.delete(one.path for group in groups for one in group.values())
 
     async def cancel(self, record: BatchRecord, at: int) -> None:
         """Ask for the end of a batch. Idempotent."""
@@ -108,74 +147,71 @@ class StoredBatches:
     async def put_validated(
         self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]
     ) -> None:
-        """Keep what the input file was found to be. The first one that is kept counts."""
+        """Keep what the input file was found to be, and its chunks. The first one that is kept counts."""
         index = ""
         if lines:
-            content = line_index.encode(lines)
-            index = line_index.digest(content)
+            # In a thread: other work on the event loop runs meanwhile.
+            content = await asyncio.to_thread(chunks.encode, lines)
+            index = chunks.digest(content)
             await self._objects.create(paths.index(record.key_id, record.id, index), content)
-        content = _VALIDATION.encode(_Validation(validated, index))
+        firsts = chunks.cut(line.length for line in lines)
+        content = _VALIDATION.encode(_Validation(validated, index, firsts))
         await self._objects.create(_path(record, paths.VALIDATED), content)
 
     async def validated(self, record: BatchRecord) -> Validated | None:
-        """Return what the input file was found to be."""
-        found = await self._validation(record)
+        """Return what the input file was found to be; None if it was not validated."""
+        found = await self._records.kept(_path(record, paths.VALIDATED), _VALIDATION)
         return None if found is None else found.validated
 
-    async def lines(self, record: BatchRecord) -> Sequence[LineRef]:
-        """Return where the lines are. Only after `put_validated`.
+    async def index(
+        self, record: BatchRecord, lines: Sequence[LineRef] | None = None
+    ) -> chunks.LineIndex:
+        """Return where the lines and chunks are. See `interfaces.Batches`.
 
         Raises:
             ObjectMissing: if the batch was not validated, or has ended.
-            BrokenObject: if the index is not the one that was written.
+            BrokenObject: if the index is not the one that was written, or does not fit the chunks.
         """
         found = await self._validation(record)
+        path = _path(record, paths.VALIDATED)
+        content = b"" if lines is None else chunks.encode(lines)
+        if lines is None and found.index:
+            path = paths.index(record.key_id, record.id, found.index)
+            kept = await self._objects.read(path)
+            if kept is None:
+                raise ObjectMissing(f"{path} does not exist; batch {record.id} has ended")
+            content = kept
+            if chunks.digest(content) != found.index:
+                raise BrokenObject(
+                    f"{path} is damaged. Restore it from a copy, or cancel the batch"
+                )
+        try:
+            return chunks.LineIndex(content, found.chunks)
+        except ValueError as error:
+            raise BrokenObject(f"{path} cannot be used: {error}. Cancel the batch") from error
+
+    async def _validation(self, record: BatchRecord) -> _Validation:
+        found = await self._records.kept(_path(record, paths.VALIDATED), _VALIDATION)
         if found is None:
             raise ObjectMissing(f"batch {record.id} was not validated")
-        if not found.index:
-            return ()
-        path = paths.index(record.key_id, record.id, found.index)
-        content = await self._objects.read(path)
-        if content is None:
-            raise ObjectMissing(f"{path} does not exist; batch {record.id} has ended")
-        if line_index.digest(content) != found.index:
-            raise BrokenObject(f"{path} is damaged. Restore it from a copy, or cancel the batch")
-        return line_index.decode(content)
-
-    async def _validation(self, record: BatchRecord) -> _Validation | None:
-        return await self._records.kept(_path(record, paths.VALIDATED), _VALIDATION)
+        return found
 
     # -- results ----------------------------------------------------------------------------------
 
-    async def add_segment(self, record: BatchRecord, results: Sequence[Result]) -> str:
-        """Write results, durably. Return the name of the segment, of 24 characters."""
-        if not results:
-            raise ValueError("a segment has at least one result")
-        content = segments.encode(results)
-        while True:
-            name = segments.new_name(results)
-            if await self._objects.create(paths.segment(record.key_id, record.id, name), content):
-                return name
+    def log(self, record: BatchRecord, chunk: int, lines: range) -> ChunkLog:
+        """Return the log of a chunk, of which nothing was read yet."""
+        path = partial(paths.log_part, record.key_id, record.id, chunk)
+        return ChunkLog(self._objects, path, lines)
 
-    async def results(self, record: BatchRecord) -> AsyncIterator[tuple[str, Sequence[Result]]]:
-        """Return all segments with their names, by their lowest fence. A torn one is logged and left out."""
-        prefix = paths.segments_of(record.key_id, record.id)
-        found = [one.path for one in await self._objects.list(prefix)]
-        names = sorted(found, key=lambda path: segments.order_of(path.removeprefix(prefix)))
-        for first in range(0, len(names), SEGMENTS_AT_ONCE):
-            some = names[first : first + SEGMENTS_AT_ONCE]
-            contents = await asyncio.gather(*map(self._objects.read, some))
-            for path, content in zip(some, contents, strict=True):
-                if content is None:
-                    continue
-                try:
-                    yield path.rpartition("/")[2], segments.decode(content)
-                except segments.TornSegment as error:
-                    log.warning(
-                        "a segment is torn, so its results do not count",
-                        path=path,
-                        error=str(error),
-                    )
+    async def progress(self, record: BatchRecord, validated: Validated) -> Progress:
+        """Return what the logs of a batch have. It never goes back. Parts are read once."""
+        count = len((await self._validation(record)).chunks)
+        progress = await read_progress(self._objects, self._records, record, count, validated.lines)
+        # Logs are deleted once the end is kept. Without it, all of them were there.
+        final = await self.final(record)
+        if final is not None:
+            return Progress(final.counts, frozenset())
+        return progress
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -194,26 +230,26 @@ class StoredBatches:
         return await self._records.kept(_path(record, paths.FINAL), END)
 
     async def forget_active(self, record: BatchRecord) -> None:
-        """Remove the segments and the index of a batch that has ended, then its marker.
+        """Remove the logs and the index of a batch that has ended, then its marker.
 
         Raises:
             ValueError: if it has not ended. Its results would be lost.
         """
         if await self.final(record) is None:
             raise ValueError(f"batch {record.id} has not ended")
-        objects = await self._objects.list(paths.segments_of(record.key_id, record.id))
-        index = await self._objects.list(paths.batch_root(record.key_id, record.id))
-        leftovers = [one.path for one in objects] + [
-            one.path for one in index if is_index(one.path)
-        ]
-        await self._objects.delete(leftovers)
+        logs = await self._objects.list(paths.logs_of(record.key_id, record.id))
+        own = await self._objects.list(_path(record, ""))
+        await self._objects.delete(one.path for one in paths.not_needed([*logs, *own]))
         # The marker goes last: whoever finds it removes again what is left.
         await self._objects.delete([paths.marker(record.key_id, record.id)])
 
 
-def is_index(path: str) -> bool:
-    """Return whether an object of a batch is an index of lines."""
-    return path.rpartition("/")[2].startswith(paths.INDEX_PREFIX)
+def _newest_first(objects: Sequence[Object]) -> list[str]:
+    """Return the IDs of the batches that have a record among their objects."""
+    end = f"/{paths.BATCH_RECORD}"
+    found = sorted((one.modified, one.path) for one in objects if one.path.endswith(end))
+    ids = [path.removesuffix(end).rpartition("/")[2] for _, path in reversed(found)]
+    return [batch_id for batch_id in ids if paths.is_batch_id(batch_id)]
 
 
 def _path(record: BatchRecord, name: str) -> str:

@@ -16,100 +16,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-STAGING: Final = "staging"
-"""Folder of files that have no name yet."""
+from fleetkeeper_gateway.batch.storage.paths import STAGING
+
 SYNC_EVERY_BYTES: Final = 16 * 1024 * 1024
 """A long file is synced as it grows, so that the end does not take minutes."""
-TRIES: Final = 10
-"""Another process removes a folder because it is empty, in the moment before we put something there."""
-
-
-class Directory:
-    """The directory of a store."""
-
-    def __init__(self, root: Path) -> None:
-        """Make the directory if it is missing. Raise `OSError` if that fails."""
-        self._root = root
-        make_folders(root / STAGING)
-        self._folders = threading.Lock()
-
-    @property
-    def staging(self) -> Path:
-        """Return the folder of files without a name."""
-        return self._root / STAGING
-
-    def file(self, path: str) -> Path:
-        """Return the file of an object."""
-        return self._root / path
-
-    def make_folder(self, folder: Path) -> None:
-        """Make a folder, durably."""
-        with self._folders:
-            if not self._root.exists():
-                # Not made again: most likely a volume is not mounted any more.
-                raise FileNotFoundError(errno.ENOENT, "the directory of the store is gone")
-            make_folders(folder)
-
-    def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects, durably, and folders that are empty then."""
-        folders = set()
-        for path in paths:
-            file = self.file(path)
-            file.unlink(missing_ok=True)
-            folders.add(file.parent)
-        for folder in folders:
-            try:
-                sync_folder(folder)
-            except FileNotFoundError:
-                continue
-            with self._folders:
-                self._remove_empty(folder)
-
-    def clear_staging(self, older_than: float) -> int:
-        """Delete what writers that ended left behind, by Unix seconds. Return the number of files."""
-        cleared = 0
-        for file in self.staging.iterdir():
-            try:
-                old = file.stat().st_mtime < older_than
-            except FileNotFoundError:
-                continue
-            if old:
-                file.unlink(missing_ok=True)
-                cleared += 1
-        return cleared
-
-    def _remove_empty(self, folder: Path) -> None:
-        while folder != self._root:
-            try:
-                folder.rmdir()
-            except OSError as error:
-                if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY}:
-                    return
-                if error.errno != errno.ENOENT:
-                    raise
-            folder = folder.parent
+TRIES: Final = 100
+"""Others remove a folder because it is empty, in the moment before we put something there."""
 
 
 class StagedFile:
     """A file that is written before it gets its name. One thread at a time uses it, in turn."""
 
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-        self._path = directory.staging / secrets.token_hex(16)
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._path = root / STAGING / secrets.token_hex(16)
         self._file: io.FileIO | None = None
         self._synced = 0
         self._turn = threading.Lock()
         self.bytes = 0
         self.given_up = False
         """Set from another thread: it gets no name from now on."""
-
-    def create(self, path: str, data: bytes) -> bool:
-        """Write a whole object that must not exist. Return whether it did not."""
-        try:
-            self.append(data)
-            return self.publish(path, replace=False)
-        finally:
-            self.discard()
 
     def append(self, data: bytes) -> None:
         """Add bytes."""
@@ -133,7 +59,7 @@ class StagedFile:
             self._refuse_if_given_up()
             assert self._file is not None  # noqa: S101 - for the type checker
             os.fsync(self._file.fileno())
-            target = self._directory.file(path)
+            target = self._root / path
             for _ in range(TRIES - 1):
                 try:
                     return self._name(target, replace=replace)
@@ -150,7 +76,10 @@ class StagedFile:
                 self._path.unlink(missing_ok=True)
 
     def _name(self, target: Path, *, replace: bool) -> bool:
-        self._directory.make_folder(target.parent)
+        if not self._root.exists():
+            # Not made again: most likely a volume is not mounted any more.
+            raise FileNotFoundError(errno.ENOENT, "the directory of the store is gone")
+        make_folders(target.parent)
         self._refuse_if_given_up()
         named = True
         if replace:
@@ -168,6 +97,24 @@ class StagedFile:
     def _refuse_if_given_up(self) -> None:
         if self.given_up:
             raise InterruptedError(errno.EINTR, "the write was given up")
+
+
+def delete(root: Path, paths: Iterable[str]) -> None:
+    """Delete objects, durably, and folders that are empty then."""
+    folders = set()
+    for path in paths:
+        file = root / path
+        file.unlink(missing_ok=True)
+        folders.add(file.parent)
+    for folder in folders - {root / STAGING}:
+        # It may be gone, because another process removed it too.
+        with suppress(FileNotFoundError):
+            sync_folder(folder)
+            try:
+                os.removedirs(folder)
+            except OSError as error:
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY}:
+                    raise
 
 
 def make_folders(folder: Path) -> None:

@@ -34,11 +34,6 @@ class BrokenObject(StorageError):
     """An object does not have the content that it must have."""
 
 
-def storage_error(what: str, where: str, error: BaseException) -> StorageError:
-    """Return the error of a call that failed."""
-    return StorageError(f"cannot {what} {where}: {reason_of(error)}")
-
-
 def is_bucket_missing(error: BaseException) -> bool:
     """Return whether there is no bucket; otherwise only the object is missing."""
     text = str(error)

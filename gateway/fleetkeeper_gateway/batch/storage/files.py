@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fleetkeeper_gateway.batch.interfaces import Objects
-from fleetkeeper_gateway.batch.model import FileRecord
+from fleetkeeper_gateway.batch.model import FileRecord, Usage
 from fleetkeeper_gateway.batch.storage import paths
 from fleetkeeper_gateway.batch.storage.records import Kind, Records
 
@@ -23,18 +22,6 @@ COUNTED_FOR_S: Final = 60.0
 """Files of a key are counted again after this time: other replicas take and delete some too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a key has stored."""
-
-    files: int = 0
-    bytes: int = 0
-
-    def plus(self, files: int, size: int) -> Usage:
-        """Return the usage after a change."""
-        return Usage(max(0, self.files + files), max(0, self.bytes + size))
-
-
 class StoredFiles:
     """The files of all keys, as objects. A file that has expired does not exist."""
 
@@ -45,17 +32,15 @@ class StoredFiles:
         *,
         retention_s: float,
         wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._objects = objects
         self._records = records
         self._retention_s = retention_s
         self._wall = wall
-        self._monotonic = monotonic
         self._counted: dict[str, tuple[float, Usage]] = {}
         """Monotonic time of the count, and the count with what changed since."""
-        self._missed: dict[str, list[tuple[int, int]]] = {}
-        """Changes during a count that runs: its listing may have them or not."""
+        self._changes: Counter[str] = Counter()
+        """Changes of each key: the listing of a count that runs may have them or not."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def put(self, record: FileRecord) -> None:
@@ -80,13 +65,14 @@ class StoredFiles:
         """Return the files of a key, newest first. A broken record is logged, and left out."""
         objects = await self._objects.list(paths.files_of(key_id))
         names = [one.path for one in objects if one.path.endswith(f"/{paths.FILE_RECORD}")]
-        now = self._wall()
-        records = [
-            record
-            for record in await self._records.all(names, FILE)
-            if not self.has_expired(record, now)
-        ]
-        return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
+        records = await self._records.all(names, FILE)
+        # In a thread: there may be tens of thousands.
+        return await asyncio.to_thread(self._existing, records, self._wall())
+
+    def _existing(self, records: Sequence[FileRecord], now: float) -> Sequence[FileRecord]:
+        """Return the files that have not expired, newest first."""
+        left = [record for record in records if not self.has_expired(record, now)]
+        return sorted(left, key=lambda record: (record.created, record.id), reverse=True)
 
     async def delete(self, key_id: str, file_id: str) -> bool:
         """Delete a file. Return whether it existed."""
@@ -100,8 +86,7 @@ class StoredFiles:
         """Delete a file, also if it has expired."""
         path = paths.file_object(record.key_id, record.id, paths.FILE_RECORD)
         # The record goes first: bytes without one are found later, a record without bytes is a lie.
-        await self._objects.delete([path])
-        self._records.forget(path)
+        await self._records.delete([path])
         await self._objects.delete([self.data_path(record.key_id, record.id)])
         self._note(record.key_id, -1, -record.bytes)
 
@@ -118,34 +103,35 @@ class StoredFiles:
         return now >= self.expiry(record)
 
     async def usage(self, key_id: str) -> Usage:
-        """Return what a key has stored.
+        """Return what a key has stored, with files that expired and are not yet deleted.
 
         It is counted at most once a minute. Between, it follows what this process does; so it lags by a
         minute behind what other replicas do.
         """
         async with self._turns[key_id]:
             counted = self._counted.get(key_id)
-            if counted is None or self._monotonic() - counted[0] >= COUNTED_FOR_S:
+            if counted is None or time.monotonic() - counted[0] >= COUNTED_FOR_S:
                 await self._count(key_id)
             return self._counted[key_id][1]
 
     async def _count(self, key_id: str) -> None:
-        began = self._monotonic()
-        self._missed[key_id] = []
-        try:
-            objects = await self._objects.list(paths.files_of(key_id))
-        finally:
-            missed = self._missed.pop(key_id)
-        sizes = [one.bytes for one in objects if one.path.endswith(f"/{paths.DATA}")]
-        # With changes meanwhile the count may be off by them, so it holds for this once.
-        self._counted[key_id] = (
-            began - COUNTED_FOR_S if missed else began,
-            Usage(len(sizes), sum(sizes)),
-        )
+        began, changes = time.monotonic(), self._changes[key_id]
+        listed = await self._objects.list(paths.files_of(key_id))
+        groups = await asyncio.to_thread(paths.by_owner, listed)
+        sizes = [
+            group[paths.DATA].bytes
+            for group in groups.values()
+            # Without its record it is an upload, which would count to its own quota.
+            if group.keys() >= {paths.DATA, paths.FILE_RECORD}
+        ]
+        if self._changes[key_id] != changes:
+            # The count may be off by them, so it holds for this once.
+            began -= COUNTED_FOR_S
+        self._counted[key_id] = (began, Usage(len(sizes), sum(sizes)))
 
     def _note(self, key_id: str, files: int, size: int) -> None:
-        if key_id in self._missed:
-            self._missed[key_id].append((files, size))
-        elif key_id in self._counted:
+        self._changes[key_id] += 1
+        if key_id in self._counted:
             at, usage = self._counted[key_id]
-            self._counted[key_id] = (at, usage.plus(files, size))
+            kept = Usage(max(0, usage.files + files), max(0, usage.bytes + size))
+            self._counted[key_id] = (at, kept)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 import structlog
 from obstore.store import LocalStore
 
-from fleetkeeper_gateway.batch.storage.durable import Directory, StagedFile
+from fleetkeeper_gateway.batch.storage import durable
 from fleetkeeper_gateway.batch.storage.errors import StoreRefused, reason_of
-from fleetkeeper_gateway.batch.storage.objects import ReadableObjects
-from fleetkeeper_gateway.batch.storage.paths import checked
+from fleetkeeper_gateway.batch.storage.objects import DELETE, ReadableObjects
+from fleetkeeper_gateway.batch.storage.paths import STAGING, checked
 
 log = structlog.get_logger(__name__)
 
@@ -30,54 +31,62 @@ LOCK: Final = "lock"
 class LocalObjects(ReadableObjects):
     """Objects in files. Bytes and names are synced before a write returns."""
 
-    def __init__(self, root: Path, timeout_s: float) -> None:
-        """Make the directory if it is missing. Raise `OSError` if that fails."""
-        self._directory = Directory(root)
+    def __init__(self, root: Path, timeout_s: float, *, shared: bool) -> None:
+        """Make the directory if it is missing, and take it for this process if it is not shared.
+
+        Raises:
+            OSError: if it cannot be made.
+            StoreRefused: if another process has it, or the file system has no locks.
+        """
+        durable.make_folders(root / STAGING)
+        # With the links resolved, as obstore does.
+        self._root = root.resolve(strict=True)
+        self._lock = None if shared else _locked(self._root)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="batch-store")
-        super().__init__(LocalStore(root), f"file://{root}", timeout_s)
+        super().__init__(LocalStore(self._root), f"file://{self._root}", timeout_s)
 
     async def create(self, path: str, data: bytes) -> bool:
         """Write an object that must not exist. Return False if it does, whoever wrote it."""
-        checked(path)
-        staged = StagedFile(self._directory)
-        try:
-            return await self._in_thread("create", path, lambda: staged.create(path, data))
-        finally:
-            # Otherwise a thread that hangs would make the object exist after the caller has given up.
-            staged.given_up = True
+        with self._staged(path) as staged:
+            await self._in_thread("create", path, partial(staged.append, data))
+            publish = partial(staged.publish, path, replace=False)
+            return await self._in_thread("create", path, publish)
 
     async def write(self, path: str, parts: AsyncIterator[bytes]) -> int:
         """Write an object of any size, part by part. Return its bytes."""
-        checked(path)
-        staged = StagedFile(self._directory)
-        try:
+        with self._staged(path) as staged:
             async for part in parts:
                 await self._in_thread("write", path, partial(staged.append, part))
-            await self._in_thread("write", path, lambda: staged.publish(path, replace=True))
-        finally:
-            staged.given_up = True
-            # Not awaited: on a disk that hangs, this hangs too.
-            self._threads.submit(self._discard, staged, path)
+            await self._in_thread("write", path, partial(staged.publish, path, replace=True))
         return staged.bytes
 
     async def delete(self, paths: Iterable[str]) -> None:
         """Delete objects. Those that do not exist are ignored."""
         some = [checked(path) for path in paths]
         if some:
-            await self._in_thread("delete", some[0], lambda: self._directory.delete(some))
-
-    async def clear_staging(self, older_than: float) -> int:
-        """Delete what writers that ended left behind, by Unix seconds. Return the number of files."""
-        return await self._in_thread(
-            "clear", "staging", lambda: self._directory.clear_staging(older_than)
-        )
+            await self._in_thread(DELETE, some[0], partial(durable.delete, self._root, some))
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and let another process use the directory."""
         self._threads.shutdown(wait=False)
+        if self._lock is not None:
+            self._lock.close()
+
+    @contextmanager
+    def _staged(self, path: str) -> Iterator[durable.StagedFile]:
+        """Make a file, and remove it at the end if it has no name."""
+        checked(path)
+        staged = durable.StagedFile(self._root)
+        try:
+            yield staged
+        finally:
+            # Otherwise a thread that hangs would make the object exist after the caller has given up.
+            staged.given_up = True
+            # Not awaited: on a disk that hangs, this hangs too.
+            self._threads.submit(self._discard, staged, path)
 
     @staticmethod
-    def _discard(staged: StagedFile, path: str) -> None:
+    def _discard(staged: durable.StagedFile, path: str) -> None:
         try:
             staged.discard()
         except OSError as error:
@@ -89,33 +98,27 @@ class LocalObjects(ReadableObjects):
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
-class DirectoryLock:
-    """The right of one process to use a directory. The kernel ends it with the process."""
+def _locked(root: Path) -> BinaryIO:
+    """Take the right of one process to use a directory. The kernel ends it with the process.
 
-    def __init__(self, root: Path) -> None:
-        """Take it.
-
-        Raises:
-            StoreRefused: if another process has it, or the file system has no locks.
-        """
-        # Kept open: closing it gives the lock back.
-        self._file = (root / LOCK).open("ab")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.close()
-            raise StoreRefused(
-                f"another process uses {root}: a directory of its own serves a single replica. Run one, "
-                "with the strategy Recreate; or let all replicas mount the same volume and set "
-                "FLEETKEEPER_GATEWAY_BATCH_STORE_SHARED=true; or use s3:// or gs://"
-            ) from error
-        except OSError as error:
-            self._file.close()
-            raise StoreRefused(
-                f"{root} cannot be locked: {reason_of(error)}. Use a volume of another kind; or, if it is "
-                "one that all replicas share, set FLEETKEEPER_GATEWAY_BATCH_STORE_SHARED=true"
-            ) from error
-
-    def close(self) -> None:
-        """Give it back."""
-        self._file.close()
+    Raises:
+        StoreRefused: if another process has it, or the file system has no locks.
+    """
+    # Kept open: closing it gives the lock back.
+    file = (root / LOCK).open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise StoreRefused(
+            f"another process uses {root}: a directory of its own serves a single replica. Run one, "
+            "with the strategy Recreate; or let all replicas mount the same volume and set "
+            "FLEETKEEPER_GATEWAY_BATCH_STORE_SHARED=true; or use s3:// or gs://"
+        ) from error
+    except OSError as error:
+        file.close()
+        raise StoreRefused(
+            f"{root} cannot be locked: {reason_of(error)}. Use a volume of another kind; or, if it is "
+            "one that all replicas share, set FLEETKEEPER_GATEWAY_BATCH_STORE_SHARED=true"
+        ) from error
+    return file

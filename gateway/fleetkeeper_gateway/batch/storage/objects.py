@@ -11,13 +11,14 @@ import obstore
 from obstore.store import ObjectStore
 
 from fleetkeeper_gateway.batch.interfaces import Object, ObjectMissing, StorageError
-from fleetkeeper_gateway.batch.storage.errors import FAILURES, is_bucket_missing, storage_error
-from fleetkeeper_gateway.batch.storage.paths import checked, checked_prefix
+from fleetkeeper_gateway.batch.storage.errors import FAILURES, is_bucket_missing, reason_of
+from fleetkeeper_gateway.batch.storage.paths import checked
 
 PART_BYTES: Final = 4 * 1024 * 1024
 """A stream is read in parts of this size, each by a call of its own: a client may be slow."""
 LISTED_AT_ONCE: Final = 1000
 READ: Final = "read"
+DELETE: Final = "delete"
 
 
 class ReadableObjects:
@@ -68,31 +69,24 @@ class ReadableObjects:
         for offset in range(0, size, PART_BYTES):
             yield await self.read_range(path, offset, min(PART_BYTES, size - offset))
 
-    async def list(self, prefix: str, *, after: str = "") -> Sequence[Object]:
-        """Return the objects below a prefix that ends in `/`, sorted by path.
-
-        Args:
-            prefix: path of a folder.
-            after: path; only objects whose path is greater are returned.
-        """
-        checked_prefix(prefix)
+    async def list(self, prefix: str) -> Sequence[Object]:
+        """Return the objects below a prefix that ends in `/`, sorted by path."""
+        checked(prefix.removesuffix("/"))
         found: list[Object] = []
-        stream = obstore.list(
-            self._store, prefix, offset=checked(after) if after else None, chunk_size=LISTED_AT_ONCE
-        )
-        pages = aiter(stream)
+        pages = aiter(obstore.list(self._store, prefix, chunk_size=LISTED_AT_ONCE))
         while True:
             async with self._limited("list", prefix):
                 page = await anext(pages, None)
             if page is None:
-                return sorted(found, key=lambda one: one.path)
+                # In a thread: there may be tens of thousands.
+                return await asyncio.to_thread(sorted, found, key=lambda one: one.path)
             found += [
                 Object(one["path"], one["size"], one["last_modified"].timestamp()) for one in page
             ]
 
     async def children(self, prefix: str) -> Sequence[str]:
         """Return the names of the folders in a folder, sorted."""
-        checked_prefix(prefix)
+        checked(prefix.removesuffix("/"))
         async with self._limited("list", prefix):
             found = await obstore.list_with_delimiter_async(self._store, prefix)
         return sorted(one.rpartition("/")[2] for one in found["common_prefixes"])
@@ -104,12 +98,10 @@ class ReadableObjects:
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 yield
-        except FileNotFoundError as error:
-            if what == READ and not is_bucket_missing(error):
-                raise ObjectMissing(f"cannot read {where}: it does not exist") from error
-            raise storage_error(what, where, error) from error
         except FAILURES as error:
-            if isinstance(error, TimeoutError) and limit.expired():
-                message = f"cannot {what} {where}: no answer in {self._timeout_s:g} s"
-                raise StorageError(message) from error
-            raise storage_error(what, where, error) from error
+            is_missing = isinstance(error, FileNotFoundError) and not is_bucket_missing(error)
+            if is_missing and what in {READ, DELETE}:
+                raise ObjectMissing(f"cannot {what} {where}: it does not exist") from error
+            late = isinstance(error, TimeoutError) and limit.expired()
+            reason = f"no answer in {self._timeout_s:g} s" if late else reason_of(error)
+            raise StorageError(f"cannot {what} {where}: {reason}") from error

@@ -4,36 +4,48 @@ keys/KEY/files/FILE/data               bytes of a file
 keys/KEY/files/FILE/file.json          its record: the file exists once this does
 keys/KEY/batches/BATCH/batch.json      what was asked for: the batch exists once this does
 keys/KEY/batches/BATCH/lines-DIGEST    where the lines of the input file are
-keys/KEY/batches/BATCH/validated.json  what the input file was found to be
+keys/KEY/batches/BATCH/chunks.json     what the input file was found to be, and its chunks
 keys/KEY/batches/BATCH/cancel.json     when the end was asked for
 keys/KEY/batches/BATCH/final.json      how the batch ended
-keys/KEY/segments/BATCH/SEGMENT        results, immutable
+keys/KEY/logs/BATCH/CHUNK-PART         results of a chunk, immutable
+keys/KEY/logs/BATCH/CHUNK-PART.damaged marker: the part counts as empty
 active/KEY/BATCH                       marker: the batch may not have ended
+staging/                               in a directory: files that have no name yet
 
-Results are not below their batch: who lists the batches of a key must not list all their segments.
+Results are not below their batch: who lists the batches of a key must not list all their parts.
+
+A batch of an earlier version may have `validated.json` and `keys/KEY/segments/BATCH/`. Nothing reads them: if
+it has not ended, it begins again from its input. Segments go an hour after its end.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Final
+
+from fleetkeeper_gateway.batch.interfaces import Object
 
 KEYS: Final = "keys/"
 ACTIVE: Final = "active/"
+STAGING: Final = "staging/"
 DATA: Final = "data"
 FILE_RECORD: Final = "file.json"
 BATCH_RECORD: Final = "batch.json"
-VALIDATED: Final = "validated.json"
+VALIDATED: Final = "chunks.json"
 CANCEL: Final = "cancel.json"
 FINAL: Final = "final.json"
-INDEX_PREFIX: Final = "lines-"
+DAMAGED: Final = ".damaged"
+
+Group = Mapping[str, Object]
+"""Objects of a file or batch by the last part of their path."""
 
 # A key's ID is the name of a Secret, which Kubernetes limits to a DNS subdomain.
 _KEY = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _FILE = re.compile(r"file-[0-9a-f]{32}")
 _BATCH = re.compile(r"batch_[0-9a-f]{32}")
-# Fences had 12 digits in earlier versions. A batch may have segments of both.
-_SEGMENT = re.compile(r"[0-9a-f]{16}-[0-9a-f]{7}|[0-9a-f]{12}-[0-9a-f]{11}")
+_LOG_PART = re.compile(r"[0-9]{5}-[0-9]{4}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
@@ -51,14 +63,6 @@ def checked(path: str) -> str:
     if not all(map(_PART.fullmatch, path.split("/"))):
         raise BadPart(f"{path[:80]!r} is no path of the store")
     return path
-
-
-def checked_prefix(prefix: str) -> str:
-    """Return a prefix that ends in `/`. Raise `BadPart` if it does not, or is no path."""
-    checked(prefix.removesuffix("/"))
-    if not prefix.endswith("/"):
-        raise BadPart(f"{prefix[:80]!r} must end in /")
-    return prefix
 
 
 def is_key_id(text: str) -> bool:
@@ -88,7 +92,7 @@ def files_of(key_id: str) -> str:
 
 def file_object(key_id: str, file_id: str, name: str) -> str:
     """Return the path of one of the two objects of a file: `DATA` or `FILE_RECORD`."""
-    return checked(f"{files_of(key_id)}{_part(_FILE, 'file ID', file_id)}/{name}")
+    return f"{files_of(key_id)}{_part(_FILE, 'file ID', file_id)}/{name}"
 
 
 def batches_of(key_id: str) -> str:
@@ -96,35 +100,25 @@ def batches_of(key_id: str) -> str:
     return f"{key_root(key_id)}batches/"
 
 
-def batch_root(key_id: str, batch_id: str) -> str:
-    """Return the prefix of the objects of a batch, without its results."""
-    return f"{batches_of(key_id)}{_part(_BATCH, 'batch ID', batch_id)}/"
-
-
 def batch_object(key_id: str, batch_id: str, name: str) -> str:
-    """Return the path of an object of a batch."""
-    return checked(f"{batch_root(key_id, batch_id)}{name}")
+    """Return the path of an object of a batch. Without a name it is their prefix."""
+    return f"{batches_of(key_id)}{_part(_BATCH, 'batch ID', batch_id)}/{name}"
 
 
 def index(key_id: str, batch_id: str, digest: str) -> str:
     """Return the path of an index of lines."""
-    name = f"{INDEX_PREFIX}{_part(_DIGEST, 'digest', digest)}"
-    return batch_object(key_id, batch_id, name)
+    return batch_object(key_id, batch_id, f"lines-{_part(_DIGEST, 'digest', digest)}")
 
 
-def all_segments_of(key_id: str) -> str:
-    """Return the prefix of the results of all batches of a key."""
-    return f"{key_root(key_id)}segments/"
-
-
-def segments_of(key_id: str, batch_id: str) -> str:
+def logs_of(key_id: str, batch_id: str) -> str:
     """Return the prefix of the results of a batch."""
-    return f"{all_segments_of(key_id)}{_part(_BATCH, 'batch ID', batch_id)}/"
+    return f"{key_root(key_id)}logs/{_part(_BATCH, 'batch ID', batch_id)}/"
 
 
-def segment(key_id: str, batch_id: str, name: str) -> str:
-    """Return the path of a segment."""
-    return f"{segments_of(key_id, batch_id)}{_part(_SEGMENT, 'segment', name)}"
+def log_part(key_id: str, batch_id: str, chunk: int, number: int) -> str:
+    """Return the path of a part of a chunk's log."""
+    name = f"{chunk:05}-{number:04}"
+    return f"{logs_of(key_id, batch_id)}{_part(_LOG_PART, 'part of a log', name)}"
 
 
 def markers_of(key_id: str) -> str:
@@ -143,6 +137,24 @@ def parse_marker(path: str) -> tuple[str, str] | None:
     if path.startswith(ACTIVE) and is_key_id(key_id) and is_batch_id(batch_id):
         return key_id, batch_id
     return None
+
+
+def by_owner(objects: Iterable[Object]) -> Mapping[str, Group]:
+    """Return objects below a key by the file or batch they belong to, and by their name.
+
+    What is not where a file or batch has its objects is left out.
+    """
+    groups: defaultdict[str, dict[str, Object]] = defaultdict(dict)
+    for one in objects:
+        places = one.path.split("/")
+        if len(places) == 5 and (is_file_id(places[3]) or is_batch_id(places[3])):
+            groups[places[3]][places[4]] = one
+    return dict(groups)
+
+
+def not_needed(objects: Iterable[Object]) -> list[Object]:
+    """Return what a batch that has ended does not need: its logs and indexes."""
+    return [one for one in objects if not one.path.endswith(".json")]
 
 
 def _part(pattern: re.Pattern[str], what: str, text: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import structlog
@@ -17,8 +16,10 @@ from fleetkeeper_gateway.batch.storage.paths import BadPart
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+One = TypeVar("One")
 
-KEPT: Final = 20_000
+KEPT: Final = 40_000
+"""Records and heads of parts in memory, of about 1 KB each."""
 READ_AT_ONCE: Final = 16
 
 
@@ -63,11 +64,11 @@ class Kind(Generic[T]):
 
 
 class Records:
-    """Reads records of a store."""
+    """The records of a store."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._kept: dict[str, Any] = {}
 
     async def read(self, path: str, kind: Kind[T]) -> T | None:
         """Return a record from the store; None if it does not exist."""
@@ -80,28 +81,45 @@ class Records:
         if found is None:
             found = await self.read(path, kind)
             if found is not None:
-                self._kept[path] = found
-        if path in self._kept:
-            self._kept.move_to_end(path)
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+                self.keep(path, found)
         return found
 
-    async def all(self, paths: Iterable[str], kind: Kind[T]) -> list[T]:
+    async def all(self, paths: Sequence[str], kind: Kind[T]) -> list[T]:
         """Return records that somebody found to exist. One that is broken is logged, and left out."""
-        free = asyncio.Semaphore(READ_AT_ONCE)
 
-        async def one(path: str) -> T | None:
-            async with free:
-                try:
-                    return await self.kept(path, kind)
-                except BrokenObject as error:
-                    log.warning("a record is left out", path=path, error=str(error))
-                    return None
+        async def unbroken(path: str) -> T | None:
+            try:
+                return await self.kept(path, kind)
+            except BrokenObject as error:
+                log.warning("a record is left out", path=path, error=str(error))
+                return None
 
-        found = await asyncio.gather(*map(one, paths))
-        return [record for record in found if record is not None]
+        return await each(paths, unbroken)
 
-    def forget(self, path: str) -> None:
-        """Forget a record that is deleted."""
-        self._kept.pop(path, None)
+    async def delete(self, paths: Iterable[str]) -> None:
+        """Delete objects, and forget their records."""
+        gone = list(paths)
+        await self._objects.delete(gone)
+        for path in gone:
+            self._kept.pop(path, None)
+
+    def known(self, paths: Iterable[str], kept_as: type[T]) -> dict[str, T]:
+        """Return what is kept of objects, by path."""
+        found = {path: self._kept.get(path) for path in paths}
+        return {path: one for path, one in found.items() if isinstance(one, kept_as)}
+
+    def keep(self, path: str, found: object) -> None:
+        """Keep what was read of an object that never changes. What was kept first makes room."""
+        self._kept[path] = found
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+
+
+async def each(some: Sequence[One], read: Callable[[One], Awaitable[T | None]]) -> list[T]:
+    """Return what is read of each one, in order, without those of which there is nothing."""
+    found: list[T] = []
+    # A few at a time, also of what is in memory: other work on the event loop runs between.
+    for start in range(0, len(some), READ_AT_ONCE):
+        answers = await asyncio.gather(*map(read, some[start : start + READ_AT_ONCE]))
+        found += [one for one in answers if one is not None]
+    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
@@ -12,8 +13,7 @@ import obstore
 import structlog
 
 from fleetkeeper_gateway.batch.interfaces import ObjectMissing, StorageError
-from fleetkeeper_gateway.batch.storage.errors import is_bucket_missing
-from fleetkeeper_gateway.batch.storage.objects import READ, ReadableObjects
+from fleetkeeper_gateway.batch.storage.objects import DELETE, READ, ReadableObjects
 from fleetkeeper_gateway.batch.storage.paths import checked
 
 log = structlog.get_logger(__name__)
@@ -93,22 +93,16 @@ class RemoteObjects(ReadableObjects):
         rest = iter(paths)
         while some := [checked(path) for path in islice(rest, DELETED_AT_ONCE)]:
             try:
-                async with self._limited("delete", some[0]):
-                    await obstore.delete_async(self._store, some)
-            except StorageError as error:
-                if not is_missing(error):
-                    raise
+                await self._delete(some)
+            except ObjectMissing:
                 # S3 ignores what is missing; Google stops there.
-                await self._delete_singly(some)
+                for path in some:
+                    with suppress(ObjectMissing):
+                        await self._delete([path])
 
-    async def _delete_singly(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            try:
-                async with self._limited("delete", path):
-                    await obstore.delete_async(self._store, path)
-            except StorageError as error:
-                if not is_missing(error):
-                    raise
+    async def _delete(self, paths: Sequence[str]) -> None:
+        async with self._limited(DELETE, paths[0]):
+            await obstore.delete_async(self._store, paths)
 
     async def _owner(self, path: str) -> str | None:
         """Return the nonce of an object, empty if it has none; None if there is no object."""
@@ -127,9 +121,3 @@ class RemoteObjects(ReadableObjects):
                 await writer.__aexit__(type(error), error, None)
         except StorageError as problem:
             log.warning("an upload was not ended", path=path, error=str(problem))
-
-
-def is_missing(error: StorageError) -> bool:
-    """Return whether a call failed because the object does not exist."""
-    cause = error.__cause__
-    return isinstance(cause, FileNotFoundError) and not is_bucket_missing(cause)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
-
-_BLOCK = 262_144
 
 
 class ProcessDied(Exception):
     """The process ended without an answer."""
 
 
-def worker_command(endpoint: str, max_lines: int, max_line_bytes: int) -> tuple[str, ...]:
+class TimeUp(Exception):
+    """The process took more time of the processor than it may. Another one would do the same."""
+
+
+def worker_command(endpoint: str) -> tuple[str, ...]:
     """Return the command of the process."""
     module = "fleetkeeper_gateway.batch.validation.worker"
     # -P: it imports nothing from the directory in which it happens to run.
-    return (sys.executable, "-P", "-m", module, endpoint, str(max_lines), str(max_line_bytes))
+    return (sys.executable, "-P", "-m", module, endpoint)
 
 
 async def run_worker(command: Sequence[str], parts: AsyncIterator[bytes]) -> tuple[bytes, int]:
@@ -28,6 +31,7 @@ async def run_worker(command: Sequence[str], parts: AsyncIterator[bytes]) -> tup
 
     Raises:
         ProcessDied: if the process cannot start, or ends with an error.
+        TimeUp: if it took too much time.
         StorageError: if a part of the file cannot be read.
     """
     try:
@@ -45,6 +49,8 @@ async def run_worker(command: Sequence[str], parts: AsyncIterator[bytes]) -> tup
             process.kill()
             await process.wait()
         reading.cancel()
+    if status == -signal.SIGXCPU:
+        raise TimeUp
     if status != 0:
         raise ProcessDied(f"it ended with status {status}")
     return output, fed
@@ -57,18 +63,15 @@ async def _feed(process: Process, parts: AsyncIterator[bytes]) -> int:
         raise RuntimeError("the process has no standard input")
     fed = 0
     async for part in parts:
-        view = memoryview(part)
-        for start in range(0, len(part), _BLOCK):
-            block = view[start : start + _BLOCK]
-            if writer.is_closing():
-                # It ended while the store was slow. uvloop raises a RuntimeError for a write then.
-                return fed
-            try:
-                writer.write(block)
-                await writer.drain()
-            except (BrokenPipeError, ConnectionResetError):
-                return fed
-            fed += len(block)
+        if writer.is_closing():
+            # It ended while the store was slow. uvloop raises a RuntimeError for a write then.
+            return fed
+        try:
+            writer.write(part)
+            await writer.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            return fed
+        fed += len(part)
     writer.close()
     return fed
 

@@ -4,41 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 
 from fleetkeeper_gateway.batch.interfaces import Files, ObjectMissing, Objects, StorageError
-from fleetkeeper_gateway.batch.model import (
-    MAX_LINES,
-    BatchRecord,
-    FileRecord,
-    LineRef,
-    Mistake,
-    Validated,
-)
+from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord, LineRef, Mistake, Validated
 from fleetkeeper_gateway.batch.validation.findings import Findings, decode_findings
-from fleetkeeper_gateway.batch.validation.pipe import ProcessDied, run_worker, worker_command
+from fleetkeeper_gateway.batch.validation.pipe import (
+    ProcessDied,
+    TimeUp,
+    run_worker,
+    worker_command,
+)
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.batch.validation")
 
-MAX_LINE_BYTES: Final = 16_777_216
-"""The gateway takes no larger request (its setting REQUEST_BYTES)."""
 ATTEMPTS: Final = 3
 """Processes that may die over one file before its batch fails."""
-_AT_ONCE: Final = 2
+KEPT: Final = 25
+"""Findings that are kept, of 1.3 MB with 50,000 lines and 100 mistakes."""
 _SLICE: Final = 500
 """Lines that are unpacked before other work on the event loop runs."""
 
 _GONE = "The input file does not exist any more."
+_TOO_SLOW = Mistake(
+    "validation_too_slow", "The file takes too long to be read. Split it into several batches."
+)
 
 Estimate = Callable[[int, int | None, int], int]
 """Returns the tokens of a request from what its body asks for."""
 
 
 class Validator:
-    """Checks input files, a few at a time."""
+    """Checks input files. The caller bounds how many at a time.
+
+    A file that was read before is not read again for another batch with the same endpoint.
+    """
 
     def __init__(
         self,
@@ -47,18 +51,15 @@ class Validator:
         estimate: Estimate,
         *,
         clock: Callable[[], float] = time.time,
-        max_lines: int = MAX_LINES,
-        max_line_bytes: int = MAX_LINE_BYTES,
-        command: Callable[[str, int, int], Sequence[str]] = worker_command,
+        command: Callable[[str], Sequence[str]] = worker_command,
     ) -> None:
         self._objects = objects
         self._files = files
         self._estimate = estimate
         self._clock = clock
-        self._max_lines = max_lines
-        self._max_line_bytes = max_line_bytes
         self._command = command
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._kept: OrderedDict[tuple[str, str, str], Findings] = OrderedDict()
+        """By key, file and endpoint: the bytes of a file never change."""
 
     async def validate(self, record: BatchRecord) -> tuple[Validated, Sequence[LineRef]]:
         """Return what the input file of a batch is, and where its lines are.
@@ -69,10 +70,12 @@ class Validator:
         Raises:
             StorageError: if the file cannot be read. The caller may try again.
         """
-        async with self._turns:
-            file = await self._files.get(record.key_id, record.input_file)
-            if file is None:
-                return self._failed("file_not_found", _GONE)
+        file = await self._files.get(record.key_id, record.input_file)
+        if file is None:
+            return self._failed("file_not_found", _GONE)
+        what = (file.key_id, file.id, record.endpoint)
+        findings = self._kept.get(what)
+        if findings is None:
             try:
                 findings = await self._findings(record, file)
             except ObjectMissing:
@@ -83,13 +86,21 @@ class Validator:
                     f"The process that reads the file ended {ATTEMPTS} times. Our log says how. "
                     "Create the batch again, or split the file.",
                 )
-            return await self._result(findings)
+        self._kept[what] = findings
+        self._kept.move_to_end(what)
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return await self._result(findings)
 
     async def _findings(self, record: BatchRecord, file: FileRecord) -> Findings | None:
         """Return what a process finds; None if each one died."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return await self._read(record.endpoint, file)
+            except TimeUp:
+                findings = Findings()
+                findings.add_mistake_of_file(_TOO_SLOW)
+                return findings
             except ProcessDied as error:
                 log.warning(
                     "the process that validates a file died",
@@ -101,8 +112,7 @@ class Validator:
 
     async def _read(self, endpoint: str, file: FileRecord) -> Findings:
         parts = self._objects.stream(self._files.data_path(file.key_id, file.id))
-        command = self._command(endpoint, self._max_lines, self._max_line_bytes)
-        output, fed = await run_worker(command, parts)
+        output, fed = await run_worker(self._command(endpoint), parts)
         try:
             findings = decode_findings(output)
         except (ValueError, TypeError, KeyError) as error:

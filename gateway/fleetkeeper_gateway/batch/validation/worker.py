@@ -7,19 +7,29 @@ import resource
 import sys
 from typing import BinaryIO, Final
 
-from fleetkeeper_gateway.batch.model import Mistake
+from fleetkeeper_gateway.batch.model import MAX_LINES, Mistake
 from fleetkeeper_gateway.batch.validation.checker import BadLine, LineChecker
 from fleetkeeper_gateway.batch.validation.findings import Findings, FoundLine
 from fleetkeeper_gateway.batch.validation.lines import read_lines
 
+MAX_LINE_BYTES: Final = 16_777_216
+"""The gateway takes no larger request (its setting REQUEST_BYTES)."""
 _READ_BYTES = 1 << 20
 _ADDRESS_SPACE_BYTES: Final = 1 << 30
 """A line of 16 MiB takes at most 300 MB. Without a bound, a mistake of the validator could end the whole pod."""
+MAX_CPU_S: Final = 300
+"""The slowest file found takes 25 s: 200 MiB of empty objects."""
 _NICE = 5
 """Requests go before the validation of a file."""
 
 
-def check_file(file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes: int) -> Findings:
+def check_file(
+    file: BinaryIO,
+    endpoint: str,
+    *,
+    max_lines: int = MAX_LINES,
+    max_line_bytes: int = MAX_LINE_BYTES,
+) -> Findings:
     """Return what a file has. Its memory is bounded by one line and what is found.
 
     Args:
@@ -57,18 +67,19 @@ def check_file(file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes:
     return findings
 
 
-def main(endpoint: str, max_lines: str, max_line_bytes: str) -> None:
-    """Check standard input."""
+def main(endpoint: str, max_cpu_s: int = MAX_CPU_S) -> None:
+    """Check standard input. A signal ends the process that takes too much time of the processor."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE_BYTES, _ADDRESS_SPACE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (max_cpu_s, resource.RLIM_INFINITY))
+    # That signal would leave a copy of the memory in a file.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(_NICE)
     with open(0, "rb", buffering=_READ_BYTES) as file:
-        findings = check_file(
-            file, endpoint, max_lines=int(max_lines), max_line_bytes=int(max_line_bytes)
-        )
+        findings = check_file(file, endpoint)
     for part in findings.encode():
         sys.stdout.buffer.write(part)
     sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -6,39 +6,63 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.interfaces import (
     Answer,
+    AnswerTooLarge,
     NotAnswered,
     ObjectMissing,
     Sender,
     StorageError,
-    Taken,
 )
-from fleetkeeper_gateway.batch.model import MAX_ATTEMPTS, Result
+from fleetkeeper_gateway.batch.model import (
+    MAX_ATTEMPTS,
+    MAX_KILLS,
+    MAX_PART_BYTES,
+    BatchRecord,
+    LineRef,
+    Result,
+)
+from fleetkeeper_gateway.batch.workers.handling import Handling
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
 from fleetkeeper_gateway.batch.workers.lines import (
-    Request,
     Verdict,
     answered_line,
     failed_line,
     judge,
+    too_large_line,
 )
 from fleetkeeper_gateway.batch.workers.pace import Slot
+from fleetkeeper_gateway.batch.workers.room import Room
 
 log = structlog.get_logger(__name__)
 
-_TELL_S: Final = 60.0
+BODY_BYTES: Final = 67_108_864
+"""Of all lines of a process that are read or sent."""
+_SAY_S: Final = 60.0
 LONGEST_REST_S: Final = 300.0
-"""Of a key, whatever Retry-After says: the limit may have been raised."""
+"""Of a key, also if Retry-After asks for more: the limit may have been raised."""
 UNKNOWN_REST_S: Final = 30.0
 """Of a key that the upstream does not accept."""
 _UNREAD_S: Final = 5.0
 """Rest of a key whose lines cannot be read from the store."""
+_MOST_RESULT: Final = MAX_PART_BYTES - 65_536
+
+
+class Tried(NamedTuple):
+    """The attempts of one line that count."""
+
+    failed: int
+    killed: int
+
+    @property
+    def any(self) -> bool:
+        """Return whether there was one."""
+        return self.failed > 0 or self.killed > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +70,7 @@ class GivenBack:
     """A line without a result, to be tried again."""
 
     attempt_counts: bool
-    key_rests_s: float | None = None
+    key_rests_s: float = 0.0
     """Seconds for which no lines of its key are tried."""
 
 
@@ -54,93 +78,130 @@ class Attempts:
     """Makes attempts."""
 
     def __init__(
-        self, inputs: Inputs, sender: Sender, monotonic: Callable[[], float] = time.monotonic
+        self,
+        inputs: Inputs,
+        sender: Sender,
+        handling: Handling,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inputs = inputs
         self._sender = sender
+        self._handling = handling
         self._monotonic = monotonic
-        self._told = -math.inf
+        self._bodies = Room(BODY_BYTES)
+        self._said_at = -math.inf
         """When the log last said that lines cannot be sent."""
 
-    async def make(self, taken: Taken, slot: Slot) -> Result | GivenBack:
-        """Return the result of a line, or why there is none.
-
-        Raises:
-            ValueError: if the line is no request, which validation should have found.
-        """
-        if taken.attempt > MAX_ATTEMPTS:
-            # Its lease ran out each time: it ended this process, or its result cannot be kept.
-            return broken(taken)
+    async def make(
+        self, batch: BatchRecord, line: LineRef, tried: Tried, slot: Slot
+    ) -> Result | GivenBack:
+        """Return the result of a line, or why there is none."""
+        one = _Line(batch, line.number, tried)
         try:
-            request = await self._inputs.request(taken.batch, taken.line)
+            async with self._bodies.hold(batch.key_id, line.length):
+                return await self._make(one, line, slot)
         except ObjectMissing as error:
+            log.error("the input file of a line is gone", batch=batch.id, error=str(error))  # noqa: TRY400
             metrics.LINES.labels("unread").inc()
-            log.error("the input file of a line is gone", batch=taken.batch.id, error=str(error))  # noqa: TRY400
-            return broken(taken)
+            return one.failed("the input file is gone")
         except StorageError as error:
             metrics.STORE_FAILURES.labels("input").inc()
             metrics.LINES.labels("unread").inc()
-            log.warning("line cannot be read", batch=taken.batch.id, error=str(error))
+            log.warning("line cannot be read", batch=batch.id, error=str(error))
             return GivenBack(attempt_counts=False, key_rests_s=_UNREAD_S)
+        except Exception:
+            metrics.DEFECTS.labels("line").inc()
+            log.exception("line failed", batch=batch.id, line=line.number)
+            return one.failed("the line could not be processed")
+
+    async def _make(self, one: _Line, line: LineRef, slot: Slot) -> Result | GivenBack:
+        request = await self._inputs.request(one.batch, line)
+        one.custom_id = request.custom_id
+        if (result := one.over()) is not None:
+            return result
         slot.sent(self._monotonic())
         answer: Answer | NotAnswered
         try:
-            answer = await self._sender.send(taken.batch.key_id, taken.batch.endpoint, request.body)
-            verdict = judge(answer)
-            if answer.status == 401 and verdict is Verdict.KEY_REFUSED:
-                self._tell(NotAnswered(f"401 for key {taken.batch.key_id}", sent=False))
+            answer = await self._sender.send(one.batch.key_id, one.batch.endpoint, request.body)
         except NotAnswered as error:
             answer = error
-            verdict = Verdict.FAILED if error.sent else Verdict.REFUSED
-            self._tell(error)
-        self._note(verdict, answer, slot)
-        return _outcome(taken, request, verdict, answer)
+        with self._handling(one.batch.id, one.number):
+            verdict = judge(answer)
+            self._note(one, verdict, answer, slot)
+            return one.outcome(verdict, answer)
 
-    def _tell(self, error: NotAnswered) -> None:
-        """Say why lines cannot be sent, once in a while: it may last, and is the same for all."""
-        now = self._monotonic()
-        if not error.sent and now - self._told >= _TELL_S:
-            self._told = now
-            log.warning("lines cannot be sent; they wait", reason=str(error))
-
-    def _note(self, verdict: Verdict, answer: Answer | NotAnswered, slot: Slot) -> None:
+    def _note(self, one: _Line, verdict: Verdict, answer: Answer | NotAnswered, slot: Slot) -> None:
         metrics.LINES.labels(verdict.value).inc()
         now = self._monotonic()
+        if isinstance(answer, NotAnswered) and not answer.sent:
+            self._say(now, str(answer))
+        elif isinstance(answer, Answer) and answer.status == 401 and answer.refused:
+            self._say(now, f"401 for key {one.batch.key_id}")
         if verdict is Verdict.REFUSED:
-            slot.refused(now, getattr(answer, "retry_after_s", None))
+            slot.pace.refused(slot.began, now, getattr(answer, "retry_after_s", None))
         elif verdict in {Verdict.OK, Verdict.ERROR}:
             metrics.LINE_SECONDS.observe(now - slot.began)
-            slot.answered(now)
+            slot.pace.answered(slot.began, now)
         elif verdict is Verdict.FAILED:
-            slot.failed(now)
+            slot.pace.failed(slot.began, now)
+
+    def _say(self, now: float, reason: str) -> None:
+        """Say why lines cannot be sent, once in a while: it may last, and is the same for all."""
+        if now - self._said_at >= _SAY_S:
+            self._said_at = now
+            log.warning("lines cannot be sent; they wait", reason=reason)
 
 
-def _outcome(
-    taken: Taken, request: Request, verdict: Verdict, answer: Answer | NotAnswered
-) -> Result | GivenBack:
-    if verdict is Verdict.REFUSED:
-        return GivenBack(attempt_counts=False)
-    if verdict is Verdict.KEY_REFUSED:
-        # Without a time, or with 0, it would be sent again and again without a pause.
-        unknown = isinstance(answer, Answer) and answer.status == 401
-        rests_s = getattr(answer, "retry_after_s", None) or (UNKNOWN_REST_S if unknown else 1.0)
-        return GivenBack(attempt_counts=False, key_rests_s=min(LONGEST_REST_S, rests_s))
-    number, custom_id = taken.line.number, request.custom_id
-    if verdict is Verdict.FAILED or not isinstance(answer, Answer):
-        if taken.attempt < MAX_ATTEMPTS:
-            log.info("attempt failed", batch=taken.batch.id, line=number, attempt=taken.attempt)
-            return GivenBack(attempt_counts=True)
-        text = failed_line(taken.batch, number, custom_id, taken.attempt, answer)
-    else:
-        text = answered_line(taken.batch, number, custom_id, answer)
-    return Result(number, taken.attempt, taken.fence, verdict is Verdict.OK, text)
+@dataclass(slots=True)
+class _Line:
+    """A line that is tried, and what can be said of it."""
 
+    batch: BatchRecord
+    number: int
+    tried: Tried
+    custom_id: str = ""
 
-def broken(taken: Taken) -> Result | GivenBack:
-    """Return what follows a defect: another attempt, or an error line after the last one."""
-    if taken.attempt < MAX_ATTEMPTS:
+    def outcome(self, verdict: Verdict, answer: Answer | NotAnswered) -> Result | GivenBack:
+        """Return what an answer means for the line."""
+        if verdict is Verdict.REFUSED:
+            return GivenBack(attempt_counts=False)
+        if verdict is Verdict.KEY_REFUSED:
+            # Without a time, or with 0, it would be sent again and again without a pause.
+            unknown = isinstance(answer, Answer) and answer.status == 401
+            rests_s = getattr(answer, "retry_after_s", None) or (UNKNOWN_REST_S if unknown else 1.0)
+            return GivenBack(attempt_counts=False, key_rests_s=min(LONGEST_REST_S, rests_s))
+        if isinstance(answer, AnswerTooLarge):
+            return self._too_large(answer.most)
+        if verdict is Verdict.FAILED or not isinstance(answer, Answer):
+            return self.failed(answer)
+        is_ok = verdict is Verdict.OK
+        text = answered_line(self.batch, self.number, self.custom_id, answer, is_valid=is_ok)
+        if len(text) > _MOST_RESULT:
+            # Ends of lines in texts are written in more bytes.
+            return self._too_large(_MOST_RESULT)
+        return Result(self.number, is_ok, text)
+
+    def failed(self, why: Answer | NotAnswered | str) -> Result | GivenBack:
+        """Return another attempt, or an error line after the last one."""
+        attempts = self.tried.failed + 1
+        if attempts >= MAX_ATTEMPTS:
+            return self._given_up(attempts, why)
+        log.info("attempt failed", batch=self.batch.id, line=self.number, attempt=attempts)
         return GivenBack(attempt_counts=True)
-    why = NotAnswered("the line could not be processed", sent=False)
-    number = taken.line.number
-    text = failed_line(taken.batch, number, "", taken.attempt, why)
-    return Result(number, taken.attempt, taken.fence, ok=False, text=text)
+
+    def over(self) -> Result | None:
+        """Return the error line of a line that was tried often enough."""
+        failed, killed = self.tried
+        if killed >= MAX_KILLS:
+            return self._given_up(killed, "the process that handled the answer ended")
+        return (
+            self._given_up(failed, "it is not known any more") if failed >= MAX_ATTEMPTS else None
+        )
+
+    def _given_up(self, attempts: int, why: Answer | NotAnswered | str) -> Result:
+        text = failed_line(self.batch, self.number, self.custom_id, attempts, why)
+        return Result(self.number, ok=False, text=text)
+
+    def _too_large(self, most: int) -> Result:
+        text = too_large_line(self.batch, self.number, self.custom_id, most)
+        return Result(self.number, ok=False, text=text)

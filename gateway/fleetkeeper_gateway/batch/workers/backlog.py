@@ -1,89 +1,56 @@
-"""What waits for each InferenceService, for the operator."""
+"""Where the gateway sends lines, and what waits for each service, for the operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import structlog
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 from fleetkeeper_gateway.batch import metrics
+from fleetkeeper_gateway.batch.going_on import noted
 from fleetkeeper_gateway.batch.interfaces import flow_of
-from fleetkeeper_gateway.batch.metrics import Backlog, Due
-from fleetkeeper_gateway.batch.workers.steps import Known
+from fleetkeeper_gateway.batch.metrics import Due
+from fleetkeeper_gateway.batch.workers.life import Left
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.routing import choose_service
 from fleetkeeper_gateway.interfaces import KeyRefused, Keys, Services
 
-log = structlog.get_logger(__name__)
 
-
-class BacklogReport:
-    """Shows what is left of the active batches, by the service that their lines go to."""
+class Destinations:
+    """The services that the gateway chooses for lines."""
 
     def __init__(
-        self, backlog: Backlog, services: Services, keys: Keys, wall: Callable[[], float]
+        self, services: Services | None, keys: Keys, wall: Callable[[], float] = time.time
     ) -> None:
-        self._backlog = backlog
+        """Describe them. Without services, lines go to another upstream."""
         self._services = services
         self._keys = keys
         self._wall = wall
 
-    def __call__(self, batches: Sequence[Known]) -> None:
-        """Show these batches and no others. Without any, nothing is shown."""
-        now = self._wall()
-        due: dict[tuple[str, str], list[Due]] = {}
-        for known in batches:
-            try:
-                place, left = self._place(known, now), _left(known)
-            except Exception:
-                metrics.DEFECTS.labels("backlog").inc()
-                log.exception("a batch is missing in the backlog", batch=known.record.id)
-                continue
-            if place is not None and left is not None:
-                due.setdefault(place, []).append(left)
-        self._backlog.show(due, now)
-
-    def _place(self, known: Known, now: float) -> tuple[str, str] | None:
-        """Return the service that the gateway chooses; None if it refuses the lines."""
-        if known.validated is None:
+    def _chosen(self, key_id: str, model: str) -> tuple[str, str] | None:
+        """Return namespace and name; None if the gateway refuses the lines, or that is not known yet."""
+        if self._services is None or not self._services.synced:
             return None
-        return chosen(self._services, self._keys, known.record.key_id, known.validated.model, now)
+        try:
+            key = self._keys.named(key_id, self._wall())
+            service = choose_service(self._services, key, model, None)
+        except (KeyRefused, Refusal):
+            return None
+        return service.namespace, service.name
 
-
-def chosen(
-    services: Services, keys: Keys, key_id: str, model: str, now: float
-) -> tuple[str, str] | None:
-    """Return namespace and name of the service that the gateway chooses for a line.
-
-    None if it refuses the line, or if the services are not known yet.
-    """
-    if not services.synced:
-        return None
-    try:
-        service = choose_service(services, keys.named(key_id, now), model, None)
-    except (KeyRefused, Refusal):
-        return None
-    return service.namespace, service.name
-
-
-def route_by(
-    services: Services | None, keys: Keys, wall: Callable[[], float]
-) -> Callable[[str, str], str]:
-    """Return what names the route of a line, by its key and model.
-
-    It is the service that the gateway chooses, or the flow where that is not known.
-    """
-
-    def route(key_id: str, model: str) -> str:
-        place = None if services is None else chosen(services, keys, key_id, model, wall())
+    def route(self, key_id: str, model: str) -> str:
+        """Return what names the route of a line: its service, or its flow where that is not known."""
+        place = self._chosen(key_id, model)
         return flow_of(key_id, model) if place is None else f"service {'/'.join(place)}"
 
-    return route
-
-
-def _left(known: Known) -> Due | None:
-    validated = known.validated
-    if validated is None or not known.outstanding or not validated.lines:
-        return None
-    tokens = validated.tokens * known.outstanding / validated.lines
-    return Due(known.outstanding, tokens, float(known.record.expires))
+    def show(self, batches: Iterable[Left]) -> None:
+        """Export what is left of these batches, and of no others."""
+        due: defaultdict[tuple[str, str], list[Due]] = defaultdict(list)
+        for one in batches:
+            record, validated = one.record, one.validated
+            with noted("backlog", "a batch is missing in the backlog", batch=record.id):
+                place = self._chosen(record.key_id, validated.model)
+                if place is not None and one.lines:
+                    tokens = validated.tokens * one.lines / validated.lines
+                    due[place].append(Due(one.lines, tokens, float(record.expires)))
+        metrics.show_backlog(due, self._wall())

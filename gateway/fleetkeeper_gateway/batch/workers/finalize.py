@@ -1,21 +1,25 @@
-"""The end of a batch: its output and error files, and how it ended.
+"""The end of a batch: its logs are closed, then come its output and error files, and how it ended.
 
-Two processes may finalize a batch at the same time, for instance when Redis was lost. Each writes
+The files are a function of closed logs. Two processes may finalize a batch at the same time. Each writes
 files of its own. The first `Final` counts, and the other process deletes its files.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Final as Const
 
 import structlog
 
 from fleetkeeper_gateway.batch.interfaces import (
     Batches,
     Files,
+    Index,
+    Log,
     ObjectMissing,
     Objects,
     StorageError,
@@ -26,92 +30,141 @@ from fleetkeeper_gateway.batch.model import (
     FileRecord,
     Final,
     LineRef,
+    Result,
     Status,
 )
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
-from fleetkeeper_gateway.batch.workers.lines import unfinished_line
-from fleetkeeper_gateway.batch.workers.merge import MEMORY_BYTES, Results, read_results
+from fleetkeeper_gateway.batch.workers.lines import lost_line, unfinished_line
 
 log = structlog.get_logger(__name__)
 
-OUTPUT = "output"
-ERROR = "error"
+OUTPUT: Const = "output"
+ERROR: Const = "error"
+_LOGS_AT_ONCE: Const = 4
+"""Logs of all batches that are read at the same time. Each takes up to 16 MiB."""
+_PART_BYTES: Const = 262_144
 
 
 class Finalizer:
-    """Writes the files of batches that end."""
+    """Closes the logs of batches that end, and writes their files."""
 
-    def __init__(
-        self,
-        objects: Objects,
-        files: Files,
-        batches: Batches,
-        inputs: Inputs,
-        *,
-        wall: Callable[[], float] = time.time,
-        memory_bytes: int = MEMORY_BYTES,
-    ) -> None:
+    def __init__(self, objects: Objects, files: Files, batches: Batches, inputs: Inputs) -> None:
         self._objects = objects
         self._files = files
         self._batches = batches
         self._inputs = inputs
-        self._wall = wall
-        self._memory_bytes = memory_bytes
+        self._turns = asyncio.Semaphore(_LOGS_AT_ONCE)
         self._undecided: dict[str, list[FileRecord]] = {}
-        """Files of attempts that failed when the end was written, by batch."""
+        """Files of attempts that failed when the end was written, by batch. One of them may count."""
 
-    async def finalize(
-        self, record: BatchRecord, lines: Sequence[LineRef], status: Status
-    ) -> Final | None:
-        """Write the files of a batch, and keep how it ended.
+    async def finalize(self, record: BatchRecord, index: Index, status: Status) -> Final:
+        """Close the logs of a batch, write its files, and keep how it ended.
 
         Args:
             record: the batch.
-            lines: all its lines.
-            status: completed, cancelled, expired or failed. Of the latter three, lines without a
-                result get a line in the error file. If all have one, a batch that expired or failed
-                is completed.
+            index: its lines and chunks.
+            status: completed, once all logs are closed. With cancelled, expired or failed, logs that are
+                open are closed with lines that say so. A batch that expired or failed is completed if all
+                its lines ran.
 
         Returns:
-            How it ended; None if it is to be completed and results are missing.
+            How it ended.
 
         Raises:
-            StorageError: if the store fails. Nothing has been decided.
+            StorageError: if the store fails, or the batch is to be completed and a log is open or lines did
+                not run. Nothing has been decided. The call may be repeated.
         """
-        results = await read_results(self._batches, record, len(lines), self._memory_bytes)
-        missing = len(lines) - len(results.places)
-        if missing and status is Status.COMPLETED:
-            log.error("results are missing in the store", batch=record.id, lines=missing)
-            return None
-        if not missing and status in {Status.EXPIRED, Status.FAILED}:
-            status = Status.COMPLETED
-        done = [number for number in range(len(lines)) if _is_ok(results, number)]
-        failed = [number for number in range(len(lines)) if not _is_ok(results, number)]
-
-        async def unfinished(number: int) -> bytes:
-            custom_id = await self._custom_id(record, lines[number])
-            return unfinished_line(record, number, custom_id, status)
-
+        logs = await asyncio.gather(
+            *(self._closed(record, index, chunk, status) for chunk in range(len(index.chunks)))
+        )
+        counts = _counts(logs)
+        if counts.completed + counts.failed == counts.total:
+            if status in {Status.EXPIRED, Status.FAILED}:
+                status = Status.COMPLETED
+        elif status is Status.COMPLETED:
+            raise StorageError(f"logs of {record.id} were closed early by another process")
+        output = error = None
         written: list[FileRecord] = []
         try:
-            output = await self._write(record, OUTPUT, results.lines(done, unfinished), written)
-            errors = await self._write(record, ERROR, results.lines(failed, unfinished), written)
+            if counts.completed:
+                good = self._parts(record, index, logs, ok=True)
+                output = await self._write(record, OUTPUT, good, written)
+            if counts.completed < counts.total:
+                bad = self._parts(record, index, logs, ok=False)
+                error = await self._write(record, ERROR, bad, written)
             for file in written:
                 await self._files.put(file)
         except StorageError:
             await self._delete(written)
             raise
-        counts = Counts(len(lines), completed=len(done), failed=len(failed) - missing)
-        # Files of an attempt whose end is unknown may be those that count.
-        candidates = self._undecided.setdefault(record.id, [])
-        candidates += written
-        kept = await self._batches.put_final(
-            record, Final(status, int(self._wall()), counts, output, errors)
-        )
-        del self._undecided[record.id]
-        counting = {kept.output_file, kept.error_file}
-        await self._delete([file for file in candidates if file.id not in counting])
+        self._undecided.setdefault(record.id, []).extend(written)
+        final = Final(status, int(time.time()), counts, output, error)
+        kept = await self._batches.put_final(record, final)
+        await self.settle(record, kept)
         return kept
+
+    async def _closed(self, record: BatchRecord, index: Index, chunk: int, status: Status) -> Log:
+        """Return the log of a chunk, closed. Unless the batch is completed, close one that is open."""
+        found = self._batches.log(record, chunk, index.chunks[chunk])
+        async with self._turns:
+            await found.read()
+            if not found.closed and status is not Status.COMPLETED:
+                missing = []
+                for number in found.lines:
+                    if number not in found.done:
+                        custom_id = await self._custom_id(record, index[number])
+                        text = unfinished_line(record, number, custom_id, status)
+                        missing.append(Result(number, ok=False, text=text, ran=False))
+                await found.append(missing, close=True)
+        if not found.closed:
+            raise StorageError(f"the log of chunk {chunk} of {record.id} is open")
+        if len(found.done) < len(found.lines):
+            log.error(
+                "results are lost, because a part of a log was damaged",
+                batch=record.id,
+                chunk=chunk,
+                lines=len(found.lines) - len(found.done),
+            )
+        return found
+
+    async def settle(self, record: BatchRecord, final: Final) -> None:
+        """Delete the files of a batch that has ended which do not count."""
+        written = self._undecided.pop(record.id, [])
+        counting = {final.output_file, final.error_file}
+        await self._delete([file for file in written if file.id not in counting])
+
+    async def _parts(
+        self, record: BatchRecord, index: Index, logs: Sequence[Log], *, ok: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Return a file's lines, each with its end, in parts of a suitable size."""
+        part = bytearray()
+        for one in logs:
+            completed = one.counts.completed
+            if not (completed if ok else len(one.lines) - completed):
+                continue
+            async with self._turns, aclosing(self._texts(record, index, one, ok=ok)) as texts:
+                async for text in texts:
+                    part += text + b"\n"
+                    if len(part) >= _PART_BYTES:
+                        yield bytes(part)
+                        part.clear()
+        if part:
+            yield bytes(part)
+
+    async def _texts(
+        self, record: BatchRecord, index: Index, found: Log, *, ok: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Return lines of a file from one log, in order. A line whose result is lost has an error."""
+        lost = [] if ok else [number for number in found.lines if number not in found.done]
+        async for result in found.results(ok=ok):
+            while lost and lost[0] < result.line:
+                yield await self._lost(record, index[lost.pop(0)])
+            yield result.text
+        for number in lost:
+            yield await self._lost(record, index[number])
+
+    async def _lost(self, record: BatchRecord, line: LineRef) -> bytes:
+        return lost_line(record, line.number, await self._custom_id(record, line))
 
     async def _custom_id(self, record: BatchRecord, line: LineRef) -> str:
         try:
@@ -124,17 +177,15 @@ class Finalizer:
         self,
         record: BatchRecord,
         kind: str,
-        parts: AsyncIterator[bytes],
+        parts: AsyncGenerator[bytes, None],
         written: list[FileRecord],
-    ) -> str | None:
-        """Write a file; return its ID, None if it would be empty."""
-        first = await anext(parts, None)
-        if first is None:
-            return None
+    ) -> str:
+        """Write the bytes of a file, and add it to those that are written. Return its ID."""
         file_id = f"file-{uuid.uuid4().hex}"
-        path = self._files.data_path(record.key_id, file_id)
-        size = await self._objects.write(path, _with_first(first, parts))
-        now = int(self._wall())
+        async with aclosing(parts):
+            path = self._files.data_path(record.key_id, file_id)
+            size = await self._objects.write(path, parts)
+        now = int(time.time())
         after = record.output_expires_after
         written.append(
             FileRecord(
@@ -152,17 +203,18 @@ class Finalizer:
     async def _delete(self, files: Sequence[FileRecord]) -> None:
         """Delete files that do not count. What cannot be deleted now is deleted after the retention."""
         for file in files:
-            with suppress(StorageError):
+            try:
                 await self._files.delete(file.key_id, file.id)
                 await self._objects.delete([self._files.data_path(file.key_id, file.id)])
+            except StorageError as error:
+                log.warning("a file that does not count stays", file=file.id, error=str(error))
 
 
-async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for part in rest:
-        yield part
-
-
-def _is_ok(results: Results, number: int) -> bool:
-    place = results.places.get(number)
-    return place is not None and place.ok
+def _counts(logs: Sequence[Log]) -> Counts:
+    """Return the counts of a batch from its closed logs. A line whose result is lost has failed."""
+    lost = sum(len(one.lines) - len(one.done) for one in logs)
+    return Counts(
+        sum(one.counts.total for one in logs),
+        sum(one.counts.completed for one in logs),
+        sum(one.counts.failed for one in logs) + lost,
+    )

@@ -4,29 +4,55 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, MutableMapping
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine, Hashable
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 from fleetkeeper_gateway.batch.interfaces import Files, ObjectMissing, Objects
 from fleetkeeper_gateway.batch.model import BatchRecord, LineRef
 from fleetkeeper_gateway.batch.workers.lines import Request, parse_request
 
 BLOCK_BYTES: Final = 1_048_576
-_MOST_BLOCKS: Final = 32
+_MOST_BLOCKS: Final = 16
 _MOST_FILES: Final = 4096
 
 Key = TypeVar("Key", bound=Hashable)
 Found = TypeVar("Found")
 
 
+class Shared(Generic[Key, Found]):
+    """What was found last, each once for all who ask at the same time. A failure is not kept."""
+
+    def __init__(self, find: Callable[[Key], Coroutine[Any, Any, Found]], most: int) -> None:
+        self._find = find
+        self._most = most
+        self._tasks: OrderedDict[Key, asyncio.Task[Found]] = OrderedDict()
+
+    async def get(self, key: Key) -> Found:
+        """Return what is found. Who asks may be cancelled; the others still wait."""
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(self._find(key))
+            task.add_done_callback(partial(self._ended, key))
+        self._tasks.move_to_end(key)
+        while len(self._tasks) > self._most:
+            self._tasks.popitem(last=False)
+        return await asyncio.shield(task)
+
+    def _ended(self, key: Key, task: asyncio.Task[Found]) -> None:
+        has_failed = task.cancelled() or task.exception() is not None
+        if has_failed and self._tasks.get(key) is task:
+            del self._tasks[key]
+
+
 class Inputs:
-    """The lines of all input files, with the last blocks in memory (32 MiB)."""
+    """The lines of all input files, with the last blocks in memory (16 MiB)."""
 
     def __init__(self, objects: Objects, files: Files) -> None:
         self._objects = objects
         self._files = files
-        self._blocks: OrderedDict[tuple[str, int], asyncio.Task[bytes]] = OrderedDict()
-        self._sizes: dict[str, asyncio.Task[int]] = {}
+        self._blocks = Shared(self._read, _MOST_BLOCKS)
+        self._sizes = Shared(self._size, _MOST_FILES)
 
     async def request(self, batch: BatchRecord, line: LineRef) -> Request:
         """Return what a line asks for.
@@ -49,63 +75,24 @@ class Inputs:
         first, last = line.offset // BLOCK_BYTES, (line.offset + line.length - 1) // BLOCK_BYTES
         if last > first + 1:
             return await self._objects.read_range(path, line.offset, line.length)
-        blocks = [await self._block(path, number) for number in range(first, last + 1)]
+        blocks = [await self._blocks.get((path, number)) for number in range(first, last + 1)]
         start = line.offset - first * BLOCK_BYTES
         found = b"".join(blocks)[start : start + line.length]
         if len(found) != line.length:
             raise ObjectMissing(f"{path} ends before line {line.number + 1} does")
         return found
 
-    async def _block(self, path: str, number: int) -> bytes:
-        def read() -> asyncio.Task[bytes]:
-            return asyncio.create_task(self._read(path, number))
-
-        found = await _shared(self._blocks, (path, number), read)
-        if (path, number) in self._blocks:
-            self._blocks.move_to_end((path, number))
-        while len(self._blocks) > _MOST_BLOCKS:
-            self._blocks.popitem(last=False)
-        return found
-
-    async def _read(self, path: str, number: int) -> bytes:
+    async def _read(self, block: tuple[str, int]) -> bytes:
+        path, number = block
         start = number * BLOCK_BYTES
-        length = min(BLOCK_BYTES, await self._size(path) - start)
+        length = min(BLOCK_BYTES, await self._sizes.get(path) - start)
         if length <= 0:
             raise ObjectMissing(f"{path} ends before byte {start}")
         return await self._objects.read_range(path, start, length)
 
     async def _size(self, path: str) -> int:
-        if len(self._sizes) > _MOST_FILES:
-            self._sizes.clear()
-
-        def read() -> asyncio.Task[int]:
-            return asyncio.create_task(self._read_size(path))
-
-        return await _shared(self._sizes, path, read)
-
-    async def _read_size(self, path: str) -> int:
         # Not from the file's record: the file may expire while its batch runs. Its bytes stay.
         for found in await self._objects.list(path.rpartition("/")[0] + "/"):
             if found.path == path:
                 return found.bytes
         raise ObjectMissing(f"{path} is gone: its file was deleted")
-
-
-async def _shared(
-    tasks: MutableMapping[Key, asyncio.Task[Found]],
-    key: Key,
-    start: Callable[[], asyncio.Task[Found]],
-) -> Found:
-    """Return what one task finds for all who ask at the same time. A failure is not kept."""
-    task = tasks.get(key)
-    if task is None:
-        task = tasks[key] = start()
-
-        def ended(done: asyncio.Task[Found]) -> None:
-            has_failed = done.cancelled() or done.exception() is not None
-            if has_failed and tasks.get(key) is done:
-                del tasks[key]
-
-        task.add_done_callback(ended)
-    # Who asks may be cancelled; the others still wait.
-    return await asyncio.shield(task)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-import math
-from contextlib import suppress
+import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered
+from fleetkeeper_gateway.batch.interfaces import Answer, AnswerTooLarge, NotAnswered
 from fleetkeeper_gateway.batch.model import BatchRecord, Status
+from fleetkeeper_gateway.batch.workers.json_text import is_json
 
 KEY_LIMIT: Final = "rate_limit_exceeded"
 """The gateway's mark of a 429 when a limit of the key is reached: requests of other keys may pass."""
+_NOT_NOW: Final = frozenset({401, 429, 503})
+"""Statuses of an answer that says nothing about the line."""
 _MOST_WORDS: Final = 500
+_MOST_TEXT: Final = 1_048_576
+"""Bytes of an answer that is no JSON which are kept, as a text."""
+_MARKS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]')
+_COLON = re.compile(rb"[ \t\r]*:")
+_ENDS_OF_LINES: Final = (("\u2028", b"\\u2028"), ("\u2029", b"\\u2029"), ("\x85", b"\\u0085"))
+"""What some readers take for the end of a line, and how JSON writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,65 +51,93 @@ class Verdict(enum.Enum):
 
 
 def parse_request(line: bytes) -> Request:
-    """Return what a validated line asks for.
+    """Return what a validated line asks for. Its body is sent as the bytes that it has there.
 
     Raises:
         ValueError: if it is no such line.
     """
-    found = json.loads(line)
-    try:
-        return Request(str(found["custom_id"]), _encoded(found["body"]))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"a line of the input file is no request: {error!r}") from error
+    depth = began = 0
+    name, custom_id, body = "", None, None
+    for mark in _MARKS.finditer(line):
+        first = line[mark.start()]
+        if first in b"}]":
+            depth -= 1
+            if depth == 1 and name == "body":
+                body = line[began : mark.end()]
+        elif first in b"{[":
+            depth += 1
+            began = mark.start() if depth == 2 else began
+        elif depth == 1 and _COLON.match(line, mark.end()):
+            name = json.loads(mark.group())
+        elif depth == 1 and name == "custom_id":
+            custom_id = str(json.loads(mark.group()))
+    if depth or custom_id is None or body is None:
+        raise ValueError("a line of the input file is no request")
+    return Request(custom_id, body)
 
 
-def judge(answer: Answer) -> Verdict:
-    """Return what an answer means.
+def judge(answer: Answer | NotAnswered) -> Verdict:
+    """Return what an answer means, or that there is none.
 
     Only the gateway can say something about the key. A service that answers as the gateway does
     speaks for itself.
     """
-    if answer.status == 429:
-        return Verdict.KEY_REFUSED if answer.refused == KEY_LIMIT else Verdict.REFUSED
-    if answer.status == 401:
-        # It is about who asks, not about the line: a key was revoked, clocks differ, or a Secret with
+    if isinstance(answer, AnswerTooLarge):
+        return Verdict.ERROR
+    if isinstance(answer, NotAnswered):
+        return Verdict.FAILED if answer.sent else Verdict.REFUSED
+    if not is_kept(answer.status):
+        if answer.status not in _NOT_NOW:
+            return Verdict.FAILED
+        is_of_key = answer.refused == KEY_LIMIT if answer.status == 429 else answer.refused
+        # 401 is about who asks, not about the line: a key was revoked, clocks differ, or a Secret with
         # keys has not reached every pod yet.
-        return Verdict.REFUSED if answer.refused is None else Verdict.KEY_REFUSED
-    if answer.status == 503:
-        return Verdict.REFUSED
-    if answer.status >= 500:
-        return Verdict.FAILED
-    if 200 <= answer.status < 300:
-        return Verdict.OK if _parsed(answer.body) is not None else Verdict.FAILED
+        return Verdict.KEY_REFUSED if is_of_key and answer.status != 503 else Verdict.REFUSED
+    if answer.status < 300:
+        return Verdict.OK if is_json(answer.body) else Verdict.FAILED
     return Verdict.ERROR
 
 
-def answered_line(batch: BatchRecord, line: int, custom_id: str, answer: Answer) -> bytes:
-    """Return the line of the output or error file for an answer."""
-    body = _parsed(answer.body)
-    response = {
-        "status_code": answer.status,
-        "request_id": answer.request_id,
-        "body": answer.body.decode(errors="replace") if body is None else body,
-    }
-    return _line(batch, line, custom_id, response=response)
+def is_kept(status: int) -> bool:
+    """Return whether an answer with a status is the result of its line."""
+    return status < 500 and status not in _NOT_NOW
+
+
+def answered_line(
+    batch: BatchRecord, line: int, custom_id: str, answer: Answer, *, is_valid: bool
+) -> bytes:
+    """Return the line of the output or error file for an answer, whose bytes are kept if it is JSON.
+
+    If `is_valid` says so, it is known to be.
+    """
+    body = answer.body
+    if is_valid or is_json(body):
+        # Outside of texts JSON allows them, and in texts it does not.
+        body = body.replace(b"\n", b" ").replace(b"\r", b" ")
+        for character, escape in _ENDS_OF_LINES:
+            body = body.replace(character.encode(), escape)
+    else:
+        body = _json(body[:_MOST_TEXT].decode(errors="replace"))
+    head = b'{"status_code":%d,"request_id":%b,"body":' % (answer.status, _json(answer.request_id))
+    return _line(batch, line, custom_id, response=head + body + b"}")
+
+
+def too_large_line(batch: BatchRecord, line: int, custom_id: str, most: int) -> bytes:
+    """Return the line of the error file for an answer that is larger than answers may be."""
+    why = f"The answer has more than {most} bytes, the most that a batch keeps. Ask for less in one line."
+    return _failure(batch, line, custom_id, "answer_too_large", why)
 
 
 def failed_line(
-    batch: BatchRecord, line: int, custom_id: str, attempts: int, last: Answer | NotAnswered
+    batch: BatchRecord, line: int, custom_id: str, attempts: int, last: Answer | NotAnswered | str
 ) -> bytes:
     """Return the line of the error file for a line that no engine answered."""
     if isinstance(last, Answer):
         why = f"status {last.status}: {last.body[:_MOST_WORDS].decode(errors='replace')}"
     else:
         why = str(last)
-    error = {
-        "code": "engine_failed",
-        "message": f"{attempts} attempts ended without an answer. The last one: {why}"[
-            :_MOST_WORDS
-        ],
-    }
-    return _line(batch, line, custom_id, error=error)
+    message = f"{attempts} attempts ended without an answer. The last one: {why}"
+    return _failure(batch, line, custom_id, "engine_failed", message[:_MOST_WORDS])
 
 
 def unfinished_line(batch: BatchRecord, line: int, custom_id: str, status: Status) -> bytes:
@@ -109,11 +145,20 @@ def unfinished_line(batch: BatchRecord, line: int, custom_id: str, status: Statu
     messages = {
         Status.EXPIRED: "This request could not be executed before the completion window expired.",
         Status.CANCELLED: "This request was not executed because the batch was cancelled.",
-        Status.FAILED: "This request was not executed because the store of batches is damaged: nothing "
-        "tells any more where its line is. Create the batch again.",
+        Status.FAILED: "This request was not executed because the store of batches is damaged: it is "
+        "not known any more where its line is. Create the batch again.",
     }
-    error = {"code": f"batch_{status.value}", "message": messages[status]}
-    return _line(batch, line, custom_id, error=error)
+    return _failure(batch, line, custom_id, f"batch_{status.value}", messages[status])
+
+
+def _failure(batch: BatchRecord, line: int, custom_id: str, code: str, message: str) -> bytes:
+    return _line(batch, line, custom_id, error={"code": code, "message": message})
+
+
+def lost_line(batch: BatchRecord, line: int, custom_id: str) -> bytes:
+    """Return the line of the error file for a line whose result was written, and is damaged."""
+    message = "The result of this request was damaged in the store of batches. Send it again."
+    return _line(batch, line, custom_id, error={"code": "result_lost", "message": message})
 
 
 def _line(
@@ -121,43 +166,14 @@ def _line(
     line: int,
     custom_id: str,
     *,
-    response: dict[str, Any] | None = None,
+    response: bytes = b"null",
     error: dict[str, str] | None = None,
 ) -> bytes:
-    identity = hashlib.sha256(f"{batch.id}/{line}".encode()).hexdigest()[:32]
-    found = {
-        "id": f"batch_req_{identity}",
-        "custom_id": custom_id,
-        "response": response,
-        "error": error,
-    }
-    # ASCII: some readers take U+2028 and others for the end of a line.
-    return json.dumps(found, separators=(",", ":")).encode()
+    identity = hashlib.sha256(f"{batch.id}/{line}".encode()).hexdigest()[:32].encode()
+    head = b'{"id":"batch_req_%b","custom_id":%b,"response":' % (identity, _json(custom_id))
+    return b"".join((head, response, b',"error":', _json(error), b"}"))
 
 
-def _encoded(body: object) -> bytes:
-    try:
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        # Half a surrogate pair: JSON can name it, and UTF-8 cannot hold it.
-        return json.dumps(body, separators=(",", ":")).encode()
-
-
-def _not_json(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    found = float(text)
-    if not math.isfinite(found):
-        # Python would write it as Infinity, which is not JSON.
-        raise ValueError(f"no number holds {text[:20]}")
-    return found
-
-
-def _parsed(body: bytes) -> object:
-    """Return JSON as Python has it; None if it is not JSON, or has a number that Python has not."""
-    found: object = None
-    with suppress(ValueError, RecursionError):
-        found = json.loads(body, parse_constant=_not_json, parse_float=_finite)
-    return found
+def _json(value: object) -> bytes:
+    # ASCII: see `_ENDS_OF_LINES`.
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-ANY: Final = "*"
-"""Stands for all lines whose route is not known."""
 _FIRST: Final = 32
 """Lines at the start. A line may take minutes, so growth by answers alone would take too long."""
 _GROWTH_S: Final = 0.5
@@ -33,6 +31,8 @@ _LONGEST_OWN_PAUSE_S: Final = 30.0
 _FAILURES: Final = 8
 """Failures in a row that count as a refusal."""
 _FORGET_S: Final = 600.0
+_SILENT_S: Final = 300.0
+"""Time without any answer to lines that run, after which no more are sent."""
 
 
 @dataclass(slots=True)
@@ -44,6 +44,8 @@ class Pace:
     limit: float = field(init=False)
     used: float = -math.inf
     """When a line was last sent or ended."""
+    flows: set[str] = field(default_factory=set)
+    """Whose lines go this way."""
     _threshold: float = math.inf
     """Below it the limit doubles; above it, it grows by steps."""
     _cut: float = -math.inf
@@ -55,6 +57,8 @@ class Pace:
     """Cuts since a line was last answered."""
     _failures: int = 0
     """Lines in a row that failed."""
+    _heard: float = -math.inf
+    """When the service last answered anything, or when the first of the lines began that run."""
 
     def __post_init__(self) -> None:
         """Begin with some lines."""
@@ -62,10 +66,18 @@ class Pace:
 
     def free(self, now: float) -> int:
         """Return how many more lines may be sent now."""
-        if now < self._until:
+        if self.rests(now):
             return 0
         self._grow_with_time(now)
         return max(0, int(self.limit) - self.running)
+
+    def rests(self, now: float) -> float:
+        """Return for how long no line may be sent; infinite if the service answers nothing."""
+        if self.running and now >= self._heard + _SILENT_S:
+            # From there it grows by answers alone.
+            self.limit = self._threshold = min(self.limit, max(1.0, self.most / 2))
+            return math.inf
+        return max(0.0, self._until - now)
 
     def wakes(self, now: float) -> float:
         """Return when `free` may become more without an event; infinite if it does not."""
@@ -75,7 +87,9 @@ class Pace:
         return max(now, self._grown + _GROWTH_S) if grows else math.inf
 
     def slot(self, now: float) -> Slot:
-        """Return the place of one more line, which it holds until it is over."""
+        """Return the place of one more line. Call `ended` when it is over."""
+        if not self.running:
+            self._heard = now
         self.running += 1
         self.used = now
         if self.running >= int(self.limit):
@@ -89,8 +103,9 @@ class Pace:
         self.running -= 1
         self.used = now
 
-    def answered(self, began: float) -> None:
+    def answered(self, began: float, now: float) -> None:
         """Note an answer to a line that was sent at a time."""
+        self._heard = now
         self._failures = 0
         if began > self._cut:
             self._row = 0
@@ -109,6 +124,7 @@ class Pace:
             now: the time.
             retry_after_s: what the service asks for; None or 0 if it does not say.
         """
+        self._heard = now
         if began > self._cut:
             if self._row == 0:
                 self._threshold = max(1.0, self.limit * _NEAR)
@@ -126,6 +142,7 @@ class Pace:
 
         One that fails among others says something about the line alone.
         """
+        self._heard = now
         self._failures += 1
         if self._failures >= _FAILURES:
             self.refused(began, now, None)
@@ -142,45 +159,20 @@ class Pace:
 
 @dataclass(slots=True)
 class Slot:
-    """The place of one line. The first end counts."""
+    """The place of one line."""
 
     pace: Pace
     began: float
     """When the line was sent; before that, when it got the place."""
     is_sent: bool = False
-    _is_over: bool = False
 
     def sent(self, now: float) -> None:
         """Note that the line is sent."""
         self.is_sent, self.began = True, now
 
-    def answered(self, now: float) -> None:
-        """Note that an answer came."""
-        if not self._is_over:
-            self.pace.answered(self.began)
-        self.end(now)
-
-    def refused(self, now: float, retry_after_s: float | None) -> None:
-        """Note that the service refused the line for now."""
-        if not self._is_over:
-            self.pace.refused(self.began, now, retry_after_s)
-        self.end(now)
-
-    def failed(self, now: float) -> None:
-        """Note that the line failed: an engine ended, or said that it failed."""
-        if not self._is_over:
-            self.pace.failed(self.began, now)
-        self.end(now)
-
-    def end(self, now: float) -> None:
-        """Give the place back."""
-        if not self._is_over:
-            self._is_over = True
-            self.pace.ended(now)
-
 
 class Paces:
-    """The paces of all routes, within the concurrency of the process."""
+    """The paces of all routes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -195,31 +187,16 @@ class Paces:
         return self._paces
 
     @property
-    def running(self) -> int:
-        """Return the lines of all routes that run."""
-        return sum(pace.running for pace in self._paces.values())
+    def limit(self) -> int:
+        """Return the most lines of all routes together."""
+        return sum(math.floor(pace.limit) for pace in self._paces.values())
 
-    def free(self, now: float) -> dict[str, int]:
-        """Return how many lines of each route may be taken, `*` for lines of all others.
-
-        What is free is divided among the routes that run and one that may come. The rest follows at
-        once, with the next look, if it has lines. At least one is given to each, so the sum can
-        exceed what is free by the number of routes; the caller lets these lines wait.
-        """
-        for route in [one for one, pace in self._paces.items() if self._is_idle(pace, now)]:
-            del self._paces[route]
-        left = self._most - self.running
-        if left <= 0:
-            return {}
-        busy = sum(1 for pace in self._paces.values() if pace.running)
-        share = max(1, left // (busy + 1))
-        found = {route: min(share, pace.free(now)) for route, pace in self._paces.items()}
-        return {**found, ANY: min(share, _FIRST)}
+    def forget(self, now: float) -> None:
+        """Forget routes of which no line ran for a long time."""
+        for route, pace in list(self._paces.items()):
+            if pace.running == 0 and now - pace.used > _FORGET_S:
+                del self._paces[route]
 
     def wakes(self, now: float) -> float:
-        """Return when `free` may become more without an event; infinite if it does not."""
+        """Return when a line may be sent that may not be sent now; infinite if only an event allows it."""
         return min((pace.wakes(now) for pace in self._paces.values()), default=math.inf)
-
-    @staticmethod
-    def _is_idle(pace: Pace, now: float) -> bool:
-        return pace.running == 0 and now - pace.used > _FORGET_S

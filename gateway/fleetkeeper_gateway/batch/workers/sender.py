@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -15,46 +16,23 @@ from yarl import URL
 
 from fleetkeeper_contract.client_keys import ANONYMOUS
 from fleetkeeper_contract.headers import REFUSED_HEADER, REQUEST_ID_HEADER, TIER_HEADER
-from fleetkeeper_gateway.batch.interfaces import Answer, NotAnswered
+from fleetkeeper_gateway.batch.interfaces import Answer, AnswerTooLarge, NotAnswered
+from fleetkeeper_gateway.batch.workers.lines import is_kept
+from fleetkeeper_gateway.batch.workers.room import Room
 from fleetkeeper_gateway.grants.keys import NoGrantKeyError
 from fleetkeeper_gateway.grants.signer import BatchTokenSigner
 from fleetkeeper_gateway.tiers import Tier
 from fleetkeeper_gateway.upstream.body import body_of
 from fleetkeeper_gateway.upstream.client import KEEP_ALIVE_S
 
-MAX_ANSWER_BYTES: Final = 67_108_864
-MAX_READING_BYTES: Final = 536_870_912
-"""Of all answers that are being read."""
+READING_BYTES: Final = 67_108_864
+"""Of all answers of a process that are being read, but for small ones."""
+_SMALL_BYTES: Final = 65_536
 _CONNECT_S: Final = 10.0
 _PART_BYTES: Final = 65_536
 _TOKEN_S: Final = 20.0
 """Time for which a token, which is valid for 60 s, is used for more than one line."""
 _MOST_TOKENS: Final = 4096
-
-
-class KeyFile:
-    """An API key in a file, read again when the file changes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int, int] | None = None
-        self._key = ""
-
-    def read(self) -> str:
-        """Return the key.
-
-        Raises:
-            OSError: if the file cannot be read.
-            ValueError: if it is empty, or not one line of text.
-        """
-        found = self._path.stat()
-        seen = (found.st_ino, found.st_mtime_ns, found.st_size)
-        if seen != self._seen:
-            key = self._path.read_text().strip()
-            if not key or not key.isprintable() or not key.isascii():
-                raise ValueError(f"{self._path} must hold one API key")
-            self._key, self._seen = key, seen
-        return self._key
 
 
 class UpstreamSender:
@@ -67,16 +45,21 @@ class UpstreamSender:
         tokens: BatchTokenSigner,
         key_file: Path | None,
         timeout_s: float,
+        answer_bytes: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Send to a base URL without /v1, with the key of a file or with tokens for each key."""
+        """Send to a base URL without /v1, with the key of a file, or if there is none with tokens for each key.
+
+        A line may take `timeout_s`, and its answer may have `answer_bytes`.
+        """
         self._base = base.rstrip("/")
         self._signer = tokens
-        self._key_file = KeyFile(key_file) if key_file is not None else None
+        self._key_file = key_file
         self._timeout_s = timeout_s
+        self._answer_bytes = answer_bytes
+        self._reading = Room(READING_BYTES)
         self._monotonic = monotonic
         self._tokens: dict[str, tuple[str, float]] = {}
-        self._reading_bytes = 0
         self._session = aiohttp.ClientSession(
             # The worker bounds the number of lines.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
@@ -94,31 +77,31 @@ class UpstreamSender:
         """Send a request in tier batch, on behalf of a key.
 
         Raises:
-            NotAnswered: if no complete answer of at most 64 MiB came in time, or so many large ones come
-                at once that there is no memory for this one.
+            AnswerTooLarge: if the answer that should be kept has too many bytes.
+            NotAnswered: if no complete answer came in time.
         """
-        own_id = uuid.uuid4().hex
         headers = {
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
             TIER_HEADER: Tier.BATCH.label,
-            REQUEST_ID_HEADER: own_id,
+            REQUEST_ID_HEADER: uuid.uuid4().hex,
             **self._authorization(key_id),
         }
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._exchange(URL(self._base + endpoint), headers, body, own_id)
+                return await self._exchange(key_id, endpoint, headers, body)
         except TimeoutError as error:
             raise NotAnswered(f"no answer within {self._timeout_s:g} s", sent=True) from error
 
     async def _exchange(
-        self, url: URL, headers: dict[str, str], body: bytes, own_id: str
+        self, key_id: str, endpoint: str, headers: dict[str, str], body: bytes
     ) -> Answer:
+        url = URL(self._base + endpoint)
         try:
             async with self._session.post(
                 url, data=body_of(body), headers=headers, allow_redirects=False
             ) as response:
-                data = await self._whole(response)
+                data = await self._whole(key_id, response)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotAnswered(f"cannot connect ({type(error).__name__})", sent=False) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -128,42 +111,45 @@ class UpstreamSender:
         return Answer(
             status=response.status,
             body=data,
-            request_id=response.headers.get(REQUEST_ID_HEADER, own_id)[:200],
+            request_id=response.headers.get(REQUEST_ID_HEADER, headers[REQUEST_ID_HEADER])[:200],
             retry_after_s=retry_after(response.headers.get("Retry-After"), time.time()),
             refused=response.headers.get(REFUSED_HEADER),
         )
 
-    async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return the body of an answer.
+    async def _whole(self, key_id: str, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body of an answer. A large one is read on once there is room for it.
 
         Raises:
-            NotAnswered: if it is too large, or there is no memory for it.
+            AnswerTooLarge: if it has too many bytes. Of one that is not kept the beginning is enough.
         """
         parts: list[bytes] = []
         size = 0
-        try:
+        async with contextlib.AsyncExitStack() as stack:
             async for part in response.content.iter_chunked(_PART_BYTES):
-                size += len(part)
-                self._reading_bytes += len(part)
-                if size > MAX_ANSWER_BYTES:
-                    response.close()
-                    raise NotAnswered(
-                        f"the answer has more than {MAX_ANSWER_BYTES} bytes", sent=True
+                if size <= _SMALL_BYTES < size + len(part):
+                    await stack.enter_async_context(
+                        self._reading.hold(key_id, self._most_of(response))
                     )
-                if self._reading_bytes > MAX_READING_BYTES:
+                size += len(part)
+                if size > self._answer_bytes:
                     response.close()
-                    # As a refusal: fewer lines are sent, until their answers fit.
-                    raise NotAnswered("answers take all memory that they may take", sent=False)
+                    if is_kept(response.status):
+                        raise AnswerTooLarge(self._answer_bytes)
+                    break
                 parts.append(part)
-        finally:
-            self._reading_bytes -= size
         return b"".join(parts)
+
+    def _most_of(self, response: aiohttp.ClientResponse) -> int:
+        """Return the most bytes that an answer will have in memory."""
+        length = response.content_length
+        if length is None or "Content-Encoding" in response.headers:
+            return self._answer_bytes
+        return min(length, self._answer_bytes)
 
     def _authorization(self, key_id: str) -> dict[str, str]:
         try:
-            if self._key_file is not None:
-                return {"Authorization": f"Bearer {self._key_file.read()}"}
-            return {"Authorization": f"Bearer {self._token(key_id)}"}
+            # A Secret that changes counts from the next line on.
+            token = _key_in(self._key_file) if self._key_file else self._token(key_id)
         except NoGrantKeyError as error:
             if key_id == ANONYMOUS:
                 # A gateway without keys may have no key for grants either, and asks for none.
@@ -171,6 +157,7 @@ class UpstreamSender:
             raise NotAnswered(str(error), sent=False) from error
         except (OSError, ValueError) as error:
             raise NotAnswered(f"the key for the upstream: {error}", sent=False) from error
+        return {"Authorization": f"Bearer {token}"}
 
     def _token(self, key_id: str) -> str:
         now = self._monotonic()
@@ -181,6 +168,13 @@ class UpstreamSender:
             token = self._signer.sign(key_id)
             self._tokens[key_id] = (token, now + _TOKEN_S)
         return token
+
+
+def _key_in(file: Path) -> str:
+    key = file.read_text().strip()
+    if not key or not key.isprintable() or not key.isascii():
+        raise ValueError(f"{file} must hold one API key")
+    return key
 
 
 def retry_after(value: str | None, now: float) -> float | None:

@@ -16,6 +16,7 @@ from fleetkeeper_gateway.batch.model import (
     FileRecord,
     Final,
     LineRef,
+    Progress,
     Status,
     Validated,
 )
@@ -23,6 +24,7 @@ from fleetkeeper_gateway.batch.settings import BatchSettings
 from tests.support.batch_api import CHAT, ApiWorld, jsonl, line
 
 DATA = jsonl([line(1)])
+EXPIRY = "output_expires_after"
 
 
 @pytest.fixture
@@ -42,7 +44,6 @@ async def validate(world: ApiWorld, record: BatchRecord, lines: int = 2) -> None
     refs = [LineRef(number, number, 1) for number in range(lines)]
     validated = Validated(lines, "m", 100, int(world.now))
     await world.batches.put_validated(record, validated, refs)
-    await world.queue.add(record, validated, refs)
 
 
 async def test_a_new_batch_is_validating_and_its_validation_begins(
@@ -85,20 +86,6 @@ async def test_a_new_batch_is_validating_and_its_validation_begins(
     assert await client.batches.retrieve(batch.id) == batch
 
 
-async def test_the_client_without_asyncio_creates_and_cancels_a_batch(
-    world: ApiWorld, file_id: str
-) -> None:
-    def run() -> list[str]:
-        with world.sync_client() as client:
-            batch = client.batches.create(
-                input_file_id=file_id, endpoint=CHAT, completion_window="24h"
-            )
-            cancelled = client.batches.cancel(batch.id)
-            return [batch.status, cancelled.status, *(one.status for one in client.batches.list())]
-
-    assert await asyncio.to_thread(run) == ["validating", "cancelling", "cancelling"]
-
-
 @pytest.mark.parametrize(
     ("window", "seconds"),
     [("5m", 300), ("90m", 5400), ("1h", 3600), ("24h", 86_400), ("14d", 14 * 86_400)],
@@ -131,19 +118,10 @@ async def test_a_window_is_a_number_of_minutes_hours_or_days(
         ({"metadata": {"n": "v" * 513}}, "metadata"),
         ({"metadata": {"n": 1}}, "metadata"),
         ({"metadata": ["n"]}, "metadata"),
-        (
-            {"output_expires_after": {"anchor": "created_at", "seconds": 3599}},
-            "output_expires_after.seconds",
-        ),
-        (
-            {"output_expires_after": {"anchor": "created_at", "seconds": True}},
-            "output_expires_after.seconds",
-        ),
-        (
-            {"output_expires_after": {"anchor": "now", "seconds": 3600}},
-            "output_expires_after.anchor",
-        ),
-        ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
+        ({EXPIRY: {"anchor": "created_at", "seconds": 3599}}, f"{EXPIRY}.seconds"),
+        ({EXPIRY: {"anchor": "created_at", "seconds": True}}, f"{EXPIRY}.seconds"),
+        ({EXPIRY: {"anchor": "now", "seconds": 3600}}, f"{EXPIRY}.anchor"),
+        ({EXPIRY: {"seconds": 3600}}, EXPIRY),
         ({"extra_body": {"priority": 1}}, "priority"),
     ],
 )
@@ -164,41 +142,27 @@ async def test_a_wrong_parameter_is_refused(
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        (b"", "invalid_json"),
-        (b"[]", "invalid_json"),
-        (b"{", "invalid_json"),
-        (b'{"endpoint":"\xff"}', "invalid_json"),
-        (b"[" * 10_000 + b"]" * 10_000, "too_deep"),
-        (b"[" * 20_001, "too_many_values"),
-        (b'{"endpoint":"a","endpoint":"b"}', "duplicate_field"),
-        (b'{"metadata":{"a":"1","a":"2"}}', "duplicate_field"),
-        (b"{}", "missing_parameter"),
-        (
-            b'{"input_file_id":"f","endpoint":"/v1/embeddings","completion_window":"1h","metadata":{"a":"\\ud800"}}',
+        pytest.param(b"", "invalid_json", id="empty"),
+        pytest.param(b"[]", "invalid_json", id="list"),
+        pytest.param(b"{", "invalid_json", id="broken"),
+        pytest.param(b'{"endpoint":"\xff"}', "invalid_json", id="utf-8"),
+        pytest.param(b"[" * 10_000 + b"]" * 10_000, "too_deep", id="deep"),
+        pytest.param(b"[" * 20_001, "too_many_values", id="values"),
+        pytest.param(b'{"endpoint":"a","endpoint":"b"}', "duplicate_field", id="twice"),
+        pytest.param(b'{"metadata":{"a":"1","a":"2"}}', "duplicate_field", id="nested twice"),
+        pytest.param(b"{}", "missing_parameter", id="missing"),
+        pytest.param(
+            b'{"input_file_id":"f","endpoint":"/v1/embeddings","completion_window":"1h",'
+            b'"metadata":{"a":"\\ud800"}}',
             "invalid_value",
+            id="surrogate",
         ),
-        (b'{"input_file_id":"' + b"x" * 100_000 + b'"}', "body_too_large"),
-    ],
-    ids=[
-        "empty",
-        "list",
-        "broken",
-        "utf-8",
-        "deep",
-        "values",
-        "twice",
-        "nested twice",
-        "missing",
-        "surrogate",
-        "large",
+        pytest.param(b'{"input_file_id":"' + b"x" * 100_000 + b'"}', "body_too_large", id="large"),
     ],
 )
 async def test_a_wrong_body_is_refused(world: ApiWorld, body: bytes, code: str) -> None:
     async with world.connected() as raw:
-        await raw.send(
-            b"POST /v1/batches HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer secret-of-one\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        await raw.ask("POST", "/v1/batches", body, Content_Type="application/json")
         status, answer = await raw.answer()
     assert (status, answer["error"]["code"]) == (413 if code == "body_too_large" else 400, code)
 
@@ -248,14 +212,6 @@ async def test_limits_of_metadata_and_output_expiry_are_inclusive(
     assert world.created[0].output_expires_after == 2_592_000
 
 
-async def test_two_batches_may_have_the_same_input(
-    world: ApiWorld, client: openai.AsyncOpenAI, file_id: str
-) -> None:
-    first, second = await asyncio.gather(create(client, file_id), create(client, file_id))
-    assert first.id != second.id
-    assert {record.id for record in world.created} == {first.id, second.id}
-
-
 async def test_progress_and_the_end_are_shown(
     world: ApiWorld, client: openai.AsyncOpenAI, file_id: str
 ) -> None:
@@ -267,13 +223,9 @@ async def test_progress_and_the_end_are_shown(
     assert (shown.status, shown.model, shown.in_progress_at) == ("in_progress", "m", int(world.now))
     assert shown.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 0}
 
-    world.queue.down = True
-    assert (await client.batches.retrieve(batch.id)).status == "in_progress"
-    world.queue.down = False
-
     end = Final(Status.COMPLETED, int(world.now) + 5, Counts(2, 1, 1), "file-o", "file-e")
     await world.batches.put_final(record, end)
-    await world.queue.remove(record)
+    await world.batches.forget_active(record)
     shown = await client.batches.retrieve(batch.id)
     assert (shown.status, shown.completed_at) == ("completed", int(world.now) + 5)
     assert (shown.output_file_id, shown.error_file_id) == ("file-o", "file-e")
@@ -287,11 +239,14 @@ async def test_a_batch_that_ends_while_it_is_read_is_shown_as_ended(
     (record,) = world.created
     await validate(world, record)
 
-    async def counts(record: BatchRecord) -> Counts | None:
-        await world.batches.put_final(record, Final(Status.COMPLETED, int(world.now), Counts(2, 2)))
-        return None
+    progress = world.batches.progress
 
-    world.queue.counts = counts  # type: ignore[method-assign]
+    async def ended(record: BatchRecord, validated: Validated) -> Progress:
+        await world.batches.put_final(record, Final(Status.COMPLETED, int(world.now), Counts(2, 2)))
+        await world.batches.forget_active(record)
+        return await progress(record, validated)
+
+    world.batches.progress = ended  # type: ignore[method-assign]
     shown = await client.batches.retrieve(batch.id)
     assert (shown.status, shown.request_counts.completed) == ("completed", 2)
 
@@ -330,7 +285,17 @@ async def test_a_list_has_pages_newest_first(client: openai.AsyncOpenAI, file_id
 
 @pytest.mark.promise("batch-quotas")
 async def test_a_key_has_a_number_of_batches_that_have_not_ended() -> None:
+    """Also if they are created at the same time, and the store takes its time."""
     world = ApiWorld(BatchSettings(batch_key_active=3))
+    active_ids = world.batches.active_ids
+
+    async def slow(key_id: str) -> Sequence[str]:
+        found = await active_ids(key_id)
+        for _ in range(100):  # the others run meanwhile
+            await asyncio.sleep(0)
+        return found
+
+    world.batches.active_ids = slow  # type: ignore[method-assign]
     async with world.running(), world.client() as client, world.client("two") as other:
         file = await client.files.create(file=DATA, purpose="batch")
         results = await asyncio.gather(
@@ -344,53 +309,6 @@ async def test_a_key_has_a_number_of_batches_that_have_not_ended() -> None:
         await create(other, foreign.id)
         await world.batches.forget_active(world.created[0])
         await create(client, file.id)
-
-
-async def test_a_store_that_takes_its_time_lets_no_batch_overtake_the_quota() -> None:
-    world = ApiWorld(BatchSettings(batch_key_active=3))
-    active = world.batches.active
-
-    async def slow() -> Sequence[BatchRecord]:
-        found = await active()
-        for _ in range(100):  # the others run meanwhile
-            await asyncio.sleep(0)
-        return found
-
-    world.batches.active = slow  # type: ignore[method-assign]
-    async with world.running(), world.client() as client:
-        file = await client.files.create(file=DATA, purpose="batch")
-        results = await asyncio.gather(
-            *(create(client, file.id) for _ in range(10)), return_exceptions=True
-        )
-    assert sum(isinstance(one, openai.RateLimitError) for one in results) == 7
-    assert len(world.created) == 3
-
-
-async def test_a_write_whose_answer_was_lost_is_recognized(
-    world: ApiWorld, client: openai.AsyncOpenAI, file_id: str
-) -> None:
-    write = world.batches.create
-
-    async def repeated(record: BatchRecord) -> bool:
-        await write(record)
-        return await write(record)
-
-    world.batches.create = repeated  # type: ignore[method-assign]
-    batch = await create(client, file_id)
-    assert [record.id for record in world.created] == [batch.id]
-
-
-async def test_a_batch_that_is_not_kept_is_not_answered_for(
-    world: ApiWorld, client: openai.AsyncOpenAI, file_id: str
-) -> None:
-    async def lost(record: BatchRecord) -> bool:
-        return False
-
-    world.batches.create = lost  # type: ignore[method-assign]
-    with pytest.raises(openai.InternalServerError) as failed:
-        await create(client, file_id)
-    assert failed.value.status_code == 503
-    assert world.created == []
 
 
 async def test_a_defect_is_reported_without_content(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import openai
 import pytest
 
-from fleetkeeper_gateway.batch.api.per_key import MAX_DOWNLOADS
+from fleetkeeper_gateway.batch.api.files import DOWNLOAD_BYTES, MEMORY_BYTES
 from fleetkeeper_gateway.batch.model import FileRecord
-from tests.support.batch_api import CHAT, ApiWorld, jsonl, line, until
+from tests.support.batch_api import (
+    CHAT,
+    GUARD_S,
+    ApiWorld,
+    RawClient,
+    jsonl,
+    line,
+    until,
+)
 
 DATA = jsonl([line(1)])
 
@@ -128,68 +135,66 @@ async def test_bytes_that_are_missing_are_not_taken_for_a_whole_file(
         await client.files.content(file_id)
 
 
-async def test_a_client_that_hangs_up_ends_the_stream(world: ApiWorld) -> None:
+async def begun(world: ApiWorld, raw: RawClient) -> None:
+    """Begin a download that its client does not read to the end."""
     file_id = await output_file(world, b"x" * 50_000_000)
+    await raw.ask("GET", f"/v1/files/{file_id}/content")
+    await raw.reader.readexactly(1000)
+
+
+async def test_a_client_that_hangs_up_ends_the_stream(world: ApiWorld) -> None:
     async with world.connected() as raw:
-        await raw.send(
-            f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: test\r\n"
-            "Authorization: Bearer secret-of-one\r\n\r\n".encode()
-        )
-        await raw.reader.readexactly(1000)
+        await begun(world, raw)
     request = await world.audited("client_gone")
     assert request["status"] == 499
 
 
 async def test_a_client_that_reads_nothing_is_cut_off(idle_world: ApiWorld) -> None:
     idle_world.set(client_timeout_s=0.3)
-    async with idle_world.running() as world:
-        file_id = await output_file(world, b"x" * 50_000_000)
-        async with world.connected() as raw:
-            await raw.send(
-                f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: test\r\n"
-                "Authorization: Bearer secret-of-one\r\n\r\n".encode()
-            )
-            await world.audited("client_gone")
+    async with idle_world.running() as world, world.connected() as raw:
+        await begun(world, raw)
+        await world.audited("client_gone")
 
 
-async def test_a_key_reads_few_files_at_the_same_time(
-    world: ApiWorld, other: openai.AsyncOpenAI
+@pytest.mark.parametrize("expires", [False, True], ids=["revoked", "expired"])
+async def test_a_download_ends_with_its_key(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch, expires: bool
 ) -> None:
-    """Each reader that is slow holds a part of a file in memory."""
-    file_id, foreign = (
-        await output_file(world, b"x" * 50_000_000),
-        await output_file(world, b"y", "two"),
-    )
-    slow, stream = world.files.data_path("one", file_id), world.objects.stream
-    read = 0
+    """Also if its client reads nothing at that time."""
+    end = world.now + 10
+    if expires:
+        monkeypatch.setattr(world.keys, "in_force", lambda _key_id, now: now < end)
+    async with world.connected() as raw:
+        await begun(world, raw)
+        if expires:
+            world.now = end
+        else:
+            world.keys.in_use.remove("one")
+        assert (await world.audited("key_revoked"))["status"] == 499
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(GUARD_S):
+                assert len(await raw.reader.read(-1)) < 49_000_000
+    await until(lambda: world.objects.reading == 0)
 
-    async def counted(path: str) -> AsyncIterator[bytes]:
-        nonlocal read
-        read += path == slow
-        try:
-            async for part in stream(path):
-                yield part
-        finally:
-            read -= path == slow
 
-    world.objects.stream = counted  # type: ignore[method-assign]
-    async with contextlib.AsyncExitStack() as connections:
-        for _ in range(MAX_DOWNLOADS + 4):
-            raw = await connections.enter_async_context(world.connected())
-            await raw.send(
-                f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: test\r\n"
-                "Authorization: Bearer secret-of-one\r\n\r\n".encode()
-            )
-        await until(lambda: read >= MAX_DOWNLOADS)
-        assert (await other.files.content(foreign)).content == b"y"
-        assert read == MAX_DOWNLOADS
-    await until(
-        lambda: (
-            sum(one["outcome"] == "client_gone" for one in world.audit.requests)
-            == MAX_DOWNLOADS + 4
-        )
-    )
-    await until(lambda: read == 0)
+async def test_downloads_of_some_keys_leave_memory_for_others() -> None:
+    """A key holds at most as much as it leaves free, so whatever some read slowly, others find room."""
+    world = ApiWorld()
+    world.keys.in_use |= {f"slow{number}" for number in range(30)}
+    async with world.running(), contextlib.AsyncExitStack() as connections:
+        refused = 0
+        for number in range(30):
+            key = f"slow{number}"
+            file_id = await output_file(world, b"x" * 10_000_000, key)
+            for _ in range(4):
+                raw = await connections.enter_async_context(world.connected())
+                await raw.ask("GET", f"/v1/files/{file_id}/content", key=key)
+                head = await raw.head()
+                refused += " 503 " in head.partition("\r\n")[0]
+                assert ("retry-after: 1" in head) == (" 503 " in head.partition("\r\n")[0])
+        assert world.objects.reading == 120 - refused
+        assert 16 <= world.objects.reading < MEMORY_BYTES / DOWNLOAD_BYTES
+    await until(lambda: world.objects.reading == 0)
 
 
 async def test_a_file_that_a_batch_reads_is_not_deleted(

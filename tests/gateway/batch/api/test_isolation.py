@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import openai
@@ -84,9 +83,7 @@ async def test_a_batch_of_another_key_is_like_one_that_does_not_exist(
 )
 async def test_an_odd_path_is_not_found(world: ApiWorld, path: str) -> None:
     async with world.connected() as raw:
-        await raw.send(
-            f"GET {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer secret-of-one\r\n\r\n".encode()
-        )
+        await raw.ask("GET", path)
         status, answer = await raw.answer()
     assert status == 404
     assert set(answer["error"]) == {"message", "type", "param", "code"}
@@ -107,11 +104,8 @@ async def test_a_wrong_method_is_refused(
     world: ApiWorld, method: str, path: str, allowed: str
 ) -> None:
     async with world.connected() as raw:
-        await raw.send(
-            f"{method} {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer secret-of-one\r\n\r\n".encode()
-        )
-        async with asyncio.timeout(60):
-            head = (await raw.reader.readuntil(b"\r\n\r\n")).decode().lower()
+        await raw.ask(method, path)
+        head = await raw.head()
     assert head.startswith("http/1.1 405 ")
     assert f"allow: {allowed.lower()}\r\n" in head
 
@@ -156,12 +150,8 @@ async def test_every_request_is_audited_without_content(
 
 async def test_an_answer_has_the_id_of_its_request(world: ApiWorld) -> None:
     async with world.connected() as raw:
-        await raw.send(
-            b"GET /v1/files HTTP/1.1\r\nHost: test\r\nX-Request-Id: mine\r\n"
-            b"Authorization: Bearer secret-of-one\r\n\r\n"
-        )
-        async with asyncio.timeout(60):
-            head = (await raw.reader.readuntil(b"\r\n\r\n")).decode().lower()
+        await raw.ask("GET", "/v1/files", X_Request_Id="mine")
+        head = await raw.head()
     request = await world.audited("ok")
     assert f"x-request-id: {request['request_id']}\r\n" in head
     assert "x-client-request-id: mine\r\n" in head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -38,145 +39,99 @@ def ended(status: Status, counts: Counts = ALL) -> Final:
     return Final(status, ENDED_AT, counts, "file-out", "file-err")
 
 
-CASES: list[tuple[str, Facts, float, Status, dict[str, int], Counts]] = [
-    ("new", Facts(RECORD), 1001, Status.VALIDATING, {}, Counts()),
-    ("never validated", Facts(RECORD), EXPIRES, Status.VALIDATING, {}, Counts()),
-    (
-        "cancelled before it was validated",
-        Facts(RECORD, None, CANCELLED),
-        1600,
-        Status.CANCELLING,
-        {"cancelling_at": CANCELLED},
-        Counts(),
-    ),
-    (
-        "runs",
-        Facts(RECORD, GOOD, counts=SOME),
-        1600,
-        Status.IN_PROGRESS,
-        {"in_progress_at": VALIDATED},
-        SOME,
-    ),
-    (
-        "runs, and the queue does not answer",
-        Facts(RECORD, GOOD),
-        1600,
-        Status.IN_PROGRESS,
-        {"in_progress_at": VALIDATED},
-        Counts(10),
-    ),
-    (
-        "has mistakes",
-        Facts(RECORD, BAD),
-        1600,
-        Status.FAILED,
-        {"failed_at": VALIDATED},
-        Counts(),
-    ),
-    (
-        "has mistakes, and was cancelled",
-        Facts(RECORD, BAD, CANCELLED),
-        1600,
-        Status.FAILED,
-        {"failed_at": VALIDATED},
-        Counts(),
-    ),
-    (
-        "has mistakes, and its end is kept",
-        Facts(RECORD, BAD, None, ended(Status.FAILED, Counts())),
-        4000,
-        Status.FAILED,
-        {"failed_at": VALIDATED},
-        Counts(),
-    ),
-    (
-        "failed without a mistake",
-        Facts(RECORD, None, None, ended(Status.FAILED, Counts())),
-        4000,
-        Status.FAILED,
-        {"failed_at": ENDED_AT},
-        Counts(),
-    ),
-    (
-        "all lines are done",
-        Facts(RECORD, GOOD, counts=ALL),
-        1600,
-        Status.FINALIZING,
-        {"in_progress_at": VALIDATED},
-        ALL,
-    ),
-    (
-        "the window has ended",
-        Facts(RECORD, GOOD, counts=SOME),
-        EXPIRES,
-        Status.FINALIZING,
-        {"in_progress_at": VALIDATED, "finalizing_at": EXPIRES},
-        SOME,
-    ),
-    (
-        "cancelled",
-        Facts(RECORD, GOOD, CANCELLED, counts=SOME),
-        1600,
-        Status.CANCELLING,
-        {"in_progress_at": VALIDATED, "cancelling_at": CANCELLED},
-        SOME,
-    ),
-    (
-        "cancelled, and the window has ended",
-        Facts(RECORD, GOOD, CANCELLED, counts=SOME),
-        EXPIRES,
-        Status.CANCELLING,
-        {"in_progress_at": VALIDATED, "cancelling_at": CANCELLED},
-        SOME,
-    ),
-    (
-        "completed",
-        Facts(RECORD, GOOD, None, ended(Status.COMPLETED)),
-        4000,
-        Status.COMPLETED,
-        {"in_progress_at": VALIDATED, "finalizing_at": ENDED_AT, "completed_at": ENDED_AT},
-        ALL,
-    ),
-    (
-        "expired",
-        Facts(RECORD, GOOD, None, ended(Status.EXPIRED, SOME)),
-        4000,
-        Status.EXPIRED,
-        {"in_progress_at": VALIDATED, "finalizing_at": EXPIRES, "expired_at": ENDED_AT},
-        SOME,
-    ),
-    (
-        "has ended after it was cancelled",
-        Facts(RECORD, GOOD, CANCELLED, ended(Status.CANCELLED, SOME)),
-        4000,
-        Status.CANCELLED,
-        {
-            "in_progress_at": VALIDATED,
-            "cancelling_at": CANCELLED,
-            "cancelled_at": ENDED_AT,
-        },
-        SOME,
-    ),
-    (
-        "was cancelled too late",
-        Facts(RECORD, GOOD, CANCELLED, ended(Status.COMPLETED)),
-        4000,
-        Status.COMPLETED,
-        {
-            "in_progress_at": VALIDATED,
-            "finalizing_at": ENDED_AT,
-            "completed_at": ENDED_AT,
-            "cancelling_at": CANCELLED,
-        },
-        ALL,
-    ),
-]
+def case(what: str, now: int, status: Status, counts: Counts, facts: Facts, **times: int) -> Any:
+    """Return a case. `times` are those that are shown, without `_at`."""
+    shown = {f"{name}_at": at for name, at in times.items()}
+    return pytest.param(facts, now, status, shown, counts, id=what)
+
+
+NONE = Counts()
+RUNS = {"in_progress": VALIDATED}
+ENDS = {**RUNS, "finalizing": ENDED_AT, "completed": ENDED_AT}
+COMPLETED, CANCELLING, EXPIRED = Status.COMPLETED, Status.CANCELLING, Status.EXPIRED
+FAILED, FINALIZING = Status.FAILED, Status.FINALIZING
+FAILED_END = ended(FAILED, NONE)
 
 
 @pytest.mark.parametrize(
     ("facts", "now", "status", "times", "counts"),
-    [case[1:] for case in CASES],
-    ids=[case[0] for case in CASES],
+    [
+        case("new", 1001, Status.VALIDATING, NONE, Facts(RECORD)),
+        case("never validated", EXPIRES, Status.VALIDATING, NONE, Facts(RECORD)),
+        case("cancelled first", 1600, CANCELLING, NONE, Facts(RECORD, None, 1500), cancelling=1500),
+        case("runs", 1600, Status.IN_PROGRESS, SOME, Facts(RECORD, GOOD, counts=SOME), **RUNS),
+        case("no progress", 1600, Status.IN_PROGRESS, Counts(10), Facts(RECORD, GOOD), **RUNS),
+        case("mistakes", 1600, FAILED, NONE, Facts(RECORD, BAD), failed=VALIDATED),
+        case("both", 1600, FAILED, NONE, Facts(RECORD, BAD, CANCELLED), failed=VALIDATED),
+        case(
+            "mistakes, and its end is kept",
+            4000,
+            FAILED,
+            NONE,
+            Facts(RECORD, BAD, None, FAILED_END),
+            failed=VALIDATED,
+        ),
+        case(
+            "failed without a mistake",
+            4000,
+            FAILED,
+            NONE,
+            Facts(RECORD, None, None, FAILED_END),
+            failed=ENDED_AT,
+        ),
+        case("all are done", 1600, FINALIZING, ALL, Facts(RECORD, GOOD, counts=ALL), **RUNS),
+        case(
+            "the window has ended",
+            EXPIRES,
+            FINALIZING,
+            SOME,
+            Facts(RECORD, GOOD, counts=SOME),
+            **RUNS,
+            finalizing=EXPIRES,
+        ),
+        *(
+            case(
+                f"cancelled, at {now}",
+                now,
+                CANCELLING,
+                SOME,
+                Facts(RECORD, GOOD, CANCELLED, counts=SOME),
+                **RUNS,
+                cancelling=CANCELLED,
+            )
+            for now in (1600, EXPIRES)
+        ),
+        case("done", 4000, COMPLETED, ALL, Facts(RECORD, GOOD, None, ended(COMPLETED)), **ENDS),
+        case(
+            "expired",
+            4000,
+            EXPIRED,
+            SOME,
+            Facts(RECORD, GOOD, None, ended(EXPIRED, SOME)),
+            **RUNS,
+            finalizing=EXPIRES,
+            expired=ENDED_AT,
+        ),
+        case(
+            "has ended after it was cancelled",
+            4000,
+            Status.CANCELLED,
+            SOME,
+            Facts(RECORD, GOOD, CANCELLED, ended(Status.CANCELLED, SOME)),
+            **RUNS,
+            cancelling=CANCELLED,
+            cancelled=ENDED_AT,
+        ),
+        case(
+            "was cancelled too late",
+            4000,
+            COMPLETED,
+            ALL,
+            Facts(RECORD, GOOD, CANCELLED, ended(COMPLETED)),
+            **ENDS,
+            cancelling=CANCELLED,
+        ),
+    ],
 )
 def test_status_times_and_counts_follow_from_what_is_kept(
     facts: Facts, now: float, status: Status, times: dict[str, int], counts: Counts
@@ -185,11 +140,7 @@ def test_status_times_and_counts_follow_from_what_is_kept(
     assert status_of(facts, now) is status
     assert shown["status"] == status.value
     assert {name: shown[name] for name in TIMES if shown[name] is not None} == times
-    assert shown["request_counts"] == {
-        "total": counts.total,
-        "completed": counts.completed,
-        "failed": counts.failed,
-    }
+    assert shown["request_counts"] == asdict(counts)
     assert (shown["created_at"], shown["expires_at"]) == (CREATED, EXPIRES)
     files = (shown["output_file_id"], shown["error_file_id"])
     assert files == (("file-out", "file-err") if facts.final else (None, None))

@@ -22,7 +22,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def world(redis: RedisServer) -> AsyncIterator[World]:
-    """Redis, a store and a clock."""
+    """A Redis, and the queues of several processes."""
     found = World(redis)
     yield found
     await found.close()

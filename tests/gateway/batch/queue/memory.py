@@ -1,47 +1,40 @@
-"""Bytes of Redis for each line of a batch, while its lines wait, run, and are done."""
+"""Bytes of Redis for each chunk, while chunks wait and are held."""
 
 from __future__ import annotations
 
-from fleetkeeper_gateway.batch.interfaces import Taken
+from fleetkeeper_gateway.batch.interfaces import Held
 from fleetkeeper_gateway.batch.queue import RedisQueue
-from tests.gateway.batch.queue.world import GUARD_S, World
+from tests.gateway.batch.queue.world import KEY, World
 from tests.support.redis_server import RedisServer
 
 MOST_BYTES = 200
-SLOTS = 500
 
 
-async def memory_of_states(world: World, queue: RedisQueue, count: int) -> dict[str, float]:
-    """Return the bytes for each line of a batch of so many lines, in each state.
+async def memory_of_states(
+    world: World, queue: RedisQueue, batches: int, count: int
+) -> dict[str, float]:
+    """Return the bytes for each chunk of so many batches with so many chunks, in each state.
 
     It is what the server uses more than before. MEMORY USAGE does not serve: for the entries of a
-    stream that are under a lease it does not count, but multiplies by a guess (four times too much).
+    stream that are held it does not count, but multiplies by a guess.
     """
-    # The scripts, which the server keeps, are no part of a line.
+    # The scripts, which the server keeps, are no part of a chunk.
     first = await world.submit(queue, 1)
-    one = await queue.take({"*": 1}, GUARD_S)
-    await queue.renew(one)
-    await world.finish(queue, one)
-    await queue.outstanding(first)
+    one = await queue.take(KEY, 1)
+    await queue.renew(one, {KEY: 1})
+    await queue.done(one[0])
     await queue.remove(first)
     before = used(world.redis)
-
-    def bytes_a_line() -> float:
-        return (used(world.redis) - before) / count
-
-    record = await world.submit(queue, count)
-    states = {"queued": bytes_a_line()}
-    taken: list[Taken] = []
-    while part := await queue.take({"*": SLOTS}, 0):
-        taken += part
-    assert len(taken) == count
-    assert not await queue.renew(taken)
-    states["running"] = bytes_a_line()
-    for start in range(0, count, SLOTS):
-        assert await world.finish(queue, taken[start : start + SLOTS])
-    assert await queue.outstanding(record) == 0
-    states["done"] = bytes_a_line()
-    return states
+    for _ in range(batches):
+        await world.submit(queue, count)
+    found = {"waiting": used(world.redis)}
+    held: list[Held] = []
+    while taken := await queue.take(KEY, 500):
+        held += taken
+    assert len(held) == batches * count
+    assert not await queue.renew(held, {KEY: 256})
+    found["held"] = used(world.redis)
+    return {state: (after - before) / (batches * count) for state, after in found.items()}
 
 
 def used(server: RedisServer) -> int:

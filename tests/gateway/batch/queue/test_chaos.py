@@ -1,93 +1,100 @@
-"""Processes that work at the same time, while Redis is killed, emptied and set back again and again."""
+"""Processes that work at the same time and end, while Redis is killed, emptied and set back again and again."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fleetkeeper_gateway.batch.interfaces import QueueDown
+from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue
-from tests.gateway.batch.queue.world import GUARD_S, World, until
+from tests.gateway.batch.queue.world import MODEL, World, batch_of, until, up
 
-LINES = (1500, 40, 700)
-RESETS = 12
-
-
-async def works(world: World, queue: RedisQueue, ended: Callable[[], bool]) -> None:
-    """Take lines, write results, and commit them until Redis does it, as a process does."""
-    while not ended():
-        try:
-            taken = await queue.take({"*": 16}, 0.05)
-        except QueueDown:
-            continue
-        for commits in await world.write(taken):
-            while True:
-                try:
-                    await queue.commit(commits)
-                    break
-                except QueueDown:
-                    await queue.until_up(GUARD_S)
+CHUNKS = {"key-a": 600, "key-b": 10, "key-c": 300}
+RESETS = 8
 
 
-async def resets(world: World, kept: Path, choices: random.Random) -> None:
-    """Reset Redis each time when some more results were written."""
+class Truth:
+    """What the store knows, and the part of the lifecycle that repairs the queue."""
+
+    def __init__(self) -> None:
+        self.open: dict[BatchRecord, set[int]] = {
+            batch_of(key): set(range(count)) for key, count in CHUNKS.items()
+        }
+        self.closed = 0
+
+    @property
+    def left(self) -> int:
+        return sum(map(len, self.open.values()))
+
+    async def repair(self, queue: RedisQueue) -> None:
+        """Add what is open when Redis may have forgotten something, or lost an answer."""
+        while self.left:
+            try:
+                for record, chunks in self.open.items():
+                    await queue.add(record, MODEL, sorted(chunks))
+                for _ in range(20):
+                    await asyncio.sleep(0.05)
+                    if None in [await queue.state(record) for record in self.open]:
+                        break
+            except QueueDown:
+                await up(queue)
+
+    async def work(self, queue: RedisQueue) -> None:
+        """Close the logs of chunks, whoever else has them."""
+        while self.left:
+            try:
+                for key in await queue.keys():
+                    held = await queue.take(key, 4)
+                    lost = await queue.renew(held, {key: len(held)})
+                    await asyncio.sleep(0.01)
+                    for each in held:
+                        if each not in lost and each.chunk in self.open[each.batch]:
+                            self.open[each.batch].discard(each.chunk)
+                            self.closed += 1
+                        await queue.done(each)
+                await asyncio.sleep(0.05)
+            except QueueDown:
+                await asyncio.sleep(0.01)
+
+
+async def resets(world: World, truth: Truth, kept: Path, choices: random.Random) -> None:
+    """Reset Redis each time when some more chunks are closed."""
     files = world.redis.directory / "appendonlydir"
-    is_kept = False
-    for _ in range(RESETS):
-        written = sum(map(len, world.batches.segments.values()))
-        await until(
-            lambda seen=written: sum(map(len, world.batches.segments.values())) >= seen + 8,  # type: ignore[misc]
-            "results are written",
-        )
-        how = choices.choice(["kept", "emptied", "set back"])
+    for number in range(RESETS):
+        seen = truth.closed
+        await until(lambda seen=seen: truth.closed >= seen + 40 or not truth.left, "work goes on")  # type: ignore[misc]
+        how = choices.choice(["flushed", "emptied", "set back"]) if number else "killed"
+        if how == "flushed":
+            with world.redis.client() as client:
+                client.flushall()
+            continue
         world.redis.kill()
-        if how == "emptied":
-            shutil.rmtree(files)
-        elif how == "set back" and is_kept:
-            shutil.rmtree(files)
-            shutil.copytree(kept, files)
-        else:
-            shutil.rmtree(kept, ignore_errors=True)
+        if how == "killed":
             shutil.copytree(files, kept)
-            is_kept = True
+        else:
+            shutil.rmtree(files)
+        if how == "set back":
+            shutil.copytree(kept, files)
         world.redis.start()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_every_line_ends_with_one_result(world: World, tmp_path: Path, seed: int) -> None:
-    queues = [await world.queue(f"process-{number}") for number in range(3)]
-    records = [await world.submit(queues[0], count, f"key-{n}") for n, count in enumerate(LINES)]
-    is_over = False
-    workers = [asyncio.create_task(works(world, queue, lambda: is_over)) for queue in queues]
-    await resets(world, tmp_path / "kept", random.Random(seed))
-
-    async def left() -> int:
-        await queues[0].until_up(GUARD_S)
-        try:
-            found = [await queues[0].outstanding(each) for each in records]
-        except QueueDown:
-            return 1
-        return sum(1 if each is None else each for each in found)
-
-    async with asyncio.timeout(GUARD_S):
-        while await left():  # noqa: ASYNC110 - Redis tells nobody
-            await asyncio.sleep(0.05)
-    is_over = True
-    await asyncio.gather(*workers)
-    fences: list[int] = []
-    for record, count in zip(records, LINES, strict=True):
-        segments = world.batches.segments[record.id]
-        done = world.done(record)
-        assert sorted(map(int, done)) == list(range(count))
-        for line, value in done.items():
-            name, _, position = value.partition(":")
-            assert segments[name][int(position)].line == int(line)
-        fences += [result.fence for results in segments.values() for result in results]
-    assert len(set(fences)) == len(fences), "two leases had the same fence"
-    assert world.rebuilds() >= RESETS / 2
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+async def test_every_chunk_is_done_whatever_ends(world: World, tmp_path: Path, seed: int) -> None:
+    truth, choices = Truth(), random.Random(seed)
+    lifecycle = await world.queue("lifecycle", idle_s=0.3)
+    queues = [await world.queue(f"worker-{number}") for number in range(4)]
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        group.create_task(truth.repair(lifecycle))
+        works = [group.create_task(truth.work(queue)) for queue in queues]
+        group.create_task(resets(world, truth, tmp_path / "kept", choices))
+        await until(lambda: truth.closed >= 50, "work has begun")
+        for number in (0, 1):  # ends without notice, with what it holds
+            works[number].cancel()
+            await world.end(queues[number])
+    assert truth.closed == sum(CHUNKS.values())

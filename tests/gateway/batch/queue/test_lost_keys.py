@@ -1,182 +1,88 @@
-"""A key of the queue that Redis dropped by itself stops no lines, whichever key it is."""
+"""Any one key of Redis may be gone: a DEL by hand, or a server that dropped it."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import pytest
-
-from fleetkeeper_gateway.batch import metrics
-from fleetkeeper_gateway.batch.interfaces import QueueDown
-from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Result
+from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue
-from fleetkeeper_gateway.batch.queue.epochs import FOLDER
-from fleetkeeper_gateway.batch.queue.names import PREFIX, fence_base
-from tests.gateway.batch.queue.world import GUARD_S, LEASE_S, World, numbers, until
-from tests.support.lanes import keep_first
-from tests.support.redis_server import redis_server
+from tests.gateway.batch.queue.world import MODEL, World
 
-LINES = 12
+KEYS = ("key-a", "key-a", "key-b")
+CHUNKS = 6
 
 
-async def busy(world: World, queue: RedisQueue) -> list[BatchRecord]:
-    """Batches of two keys and two models, of which lines wait, run and are done."""
-    records = [
-        await world.submit(queue, LINES, "key-a"),
-        await world.submit(queue, LINES, "key-b", expires=7200),
-        await world.submit(queue, LINES, "key-b", model="other"),
-    ]
-    await world.finish(queue, await queue.take({"*": 10}, GUARD_S))
-    await queue.take({"*": 10}, GUARD_S)
-    assert await queue.leads("a task")
-    return records
+class Truth:
+    """What the store knows: which chunks of which batches are open."""
 
+    def __init__(self) -> None:
+        self.open: dict[BatchRecord, set[int]] = {}
 
-def keys_of(world: World) -> list[str]:
-    """Return the keys of the queue."""
-    with world.redis.client() as client:
-        found = client.keys(f"{PREFIX}*")
-    assert isinstance(found, list)
-    return sorted(map(str, found))
+    async def busy(self, world: World, queue: RedisQueue, dead: RedisQueue) -> None:
+        """Leave chunks in every state."""
+        for key in KEYS:
+            record = await world.submit(queue, CHUNKS, key)
+            self.open[record] = set(range(CHUNKS))
+        ended = await world.submit(queue, 1, "key-c")
+        self.open[ended] = set()
+        await queue.done((await queue.take("key-c", 1))[0])
+        for key in ("key-a", "key-b"):
+            await self.work(queue, key, 1)
+            await dead.take(key, 2)
+        await queue.renew([], {"key-a": 2})
+        assert await queue.leads("a task")
+
+    async def work(self, queue: RedisQueue, key: str, most: int) -> None:
+        """Take chunks and close their logs."""
+        for each in await queue.take(key, most):
+            self.open[each.batch].discard(each.chunk)
+            await queue.done(each)
+
+    async def look(self, queue: RedisQueue) -> None:
+        """Look at all batches, as the process that leads does, and work until nothing waits."""
+        for record in self.open:
+            await queue.state(record)
+        while keys := await queue.keys():
+            for key in keys:
+                await self.work(queue, key, 4)
+
+    async def repair(self, queue: RedisQueue) -> None:
+        """Add all chunks that are open, and let those wait that a process held which ended."""
+        for record, open_chunks in self.open.items():
+            await queue.add(record, MODEL, sorted(open_chunks))
+        await queue.release("dead")
 
 
 def kind_of(name: str, records: list[BatchRecord]) -> str:
     """Return a name that is the same each time."""
     for number, record in enumerate(records):
         name = name.replace(record.id, f"batch-{number}")
-    return re.sub(r"class-?\d+", "class", name)
-
-
-async def done(world: World, queue: RedisQueue, records: list[BatchRecord]) -> None:
-    """Work as the worker and the lifecycle do, until every line of every batch is done."""
-    while True:
-        try:
-            await queue.check()
-            await world.finish(queue, await queue.take({"*": 64}, 0))
-            counts = [await queue.counts(record) for record in records]
-            for record, found in zip(records, counts, strict=True):
-                if found is None:
-                    await queue.add(record, *world.batches.found[record.id])
-            if counts == [Counts(LINES, LINES, 0)] * len(records):
-                return
-        except QueueDown:
-            await queue.until_up(GUARD_S)
+    return name
 
 
 async def test_any_one_key_may_be_gone(world: World) -> None:
-    """Everything that waits, runs or is done is counted once, of all keys and models."""
-    queue = await world.queue()
-    records = await busy(world, queue)
-    kinds = [kind_of(name, records) for name in keys_of(world)]
-    assert {"lines", "done", "meta"} <= {kind.rpartition(":")[2] for kind in kinds}
-    assert len(kinds) > 20
-    for kind in kinds:
-        (name,) = [each for each in keys_of(world) if kind_of(each, records) == kind] or [""]
-        assert name, f"{kind} is not there in the next round"
+    queue, dead = await world.queue("one"), await world.queue("dead")
+    kinds: list[str] = []
+    for number in range(100):
+        truth = Truth()
+        await truth.busy(world, queue, dead)
+        records = list(truth.open)
+        names = {kind_of(name, records): name for name in world.names()}
+        if not number:
+            kinds = list(names)
+            assert len(kinds) == len(set(kinds)) == 4 + 4 + 4  # all have meta and a stream
+        if number == len(kinds):
+            return
+        name = names[kinds[number]]
         with world.redis.client() as client:
             client.delete(name)
-        world.clock.advance(LEASE_S + 1)
-        await done(world, queue, records)
+        await truth.look(queue)
+        for record, left in truth.open.items():
+            if record.id not in name:
+                assert len(left) <= 2, f"{name}: waiting chunks of another batch were not taken"
+        await truth.repair(queue)
+        await truth.look(queue)
+        assert not any(truth.open.values()), f"{kinds[number]}: {truth.open}"
         for record in records:
             await queue.remove(record)
-            await world.batches.forget_active(record)
-        records = await busy(world, queue)
-
-
-async def test_a_key_that_is_gone_costs_one_rebuild(world: World) -> None:
-    queue = await world.queue()
-    records = await busy(world, queue)
-    rebuilds = world.rebuilds()
-    with world.redis.client() as client:
-        client.delete(f"{PREFIX}{{{records[0].id}}}:lines")
-    world.clock.advance(LEASE_S + 1)
-    await done(world, queue, records)
-    assert world.rebuilds() == rebuilds + 1
-
-
-@pytest.mark.parametrize(
-    "memory_and_policy",
-    keep_first(1, ["64mb volatile-lru", "0 allkeys-lru"], pytest.mark.exhaustive),
-)
-async def test_a_server_that_keeps_what_does_not_expire_is_used(
-    tmp_path: Path, memory_and_policy: str
-) -> None:
-    with redis_server(tmp_path / "redis", *_options(memory_and_policy)) as server:
-        world = World(server)
-        await world.queue()
-        await world.close()
-
-
-async def test_a_server_that_drops_lines_when_it_is_full_is_not_used(tmp_path: Path) -> None:
-    with redis_server(tmp_path / "redis", *_options("64mb allkeys-lru")) as server:
-        world = World(server)
-        queue = world.begin()
-        await until(lambda: world.value(queue, "failures_total"), "it was tried")
-        with pytest.raises(QueueDown, match="set it to noeviction"):
-            await queue.until_up(0)
-        await world.close()
-
-
-def _options(memory_and_policy: str) -> tuple[str, ...]:
-    memory, policy = memory_and_policy.split()
-    return "--maxmemory", memory, "--maxmemory-policy", policy
-
-
-async def test_a_batch_that_cannot_be_read_keeps_no_other_out_of_the_queue(world: World) -> None:
-    """Whatever its objects make the process fail with."""
-    queue = await world.queue()
-    bad, good = await world.submit(queue, 3, "key-a"), await world.submit(queue, 3, "key-b")
-    world.batches.found[bad.id] = ("broken", [])  # type: ignore[assignment]
-    rebuilds, defects = world.rebuilds(), metrics.DEFECTS.labels("rebuild")._value
-    before = defects.get()
-    with world.redis.client() as client:
-        client.flushall()
-    await world.until_reset(queue, rebuilds + 1)
-    taken = await queue.take({"*": 10}, GUARD_S)
-    assert {each.batch for each in taken} == {good}
-    assert defects.get() == before + 1
-
-
-async def test_a_record_that_cannot_be_read_keeps_no_lines_of_others(world: World) -> None:
-    defects = metrics.DEFECTS.labels("record")._value
-    before = defects.get()
-    queue = await world.queue()
-    bad, good = await world.submit(queue, 3, "key-a"), await world.submit(queue, 3, "key-b")
-    with world.redis.client() as client:
-        client.hset(f"{PREFIX}{{{bad.id}}}:meta", "record", '{"id": "of another version"}')
-    taken = await queue.take({"*": 10}, GUARD_S)
-    assert {each.batch for each in taken} == {good}
-    assert defects.get() > before
-
-
-@pytest.mark.parametrize("epoch", [2**20, 2**24 - 2])
-async def test_the_queue_works_in_any_epoch(world: World, epoch: int) -> None:
-    """Also in the last one that a fence of 64 bits has room for."""
-    await world.objects.create(f"{FOLDER}{epoch:010d}", b"{}")
-    await world.objects.create(f"{FOLDER}{epoch:010d}-ready", b"{}")
-    queue = await world.queue()
-    record = await world.submit(queue, 5)
-    taken = await queue.take({"*": 2}, GUARD_S)
-    assert [each.fence for each in taken] == [fence_base(epoch + 1) + 1, fence_base(epoch + 1) + 2]
-    assert await queue.renew(taken) == set()
-    await queue.give_back(taken[:1], attempt_counts=True)
-    await world.finish(queue, taken[1:])
-    assert sorted(numbers(await world.drain(queue))) == [0, 2, 3, 4]
-    assert await queue.counts(record) == Counts(5, 5, 0)
-
-
-async def test_fences_of_an_epoch_begin_where_the_last_result_ended(world: World) -> None:
-    """Near the end of the numbers of one epoch: leases still fit into what Redis counts."""
-    queue = await world.queue()
-    record = await world.submit(queue, 4)
-    last = fence_base(3) - 3
-    await world.batches.add_segment(record, [Result(0, 1, last, True, b"{}")])
-    rebuilds = world.rebuilds()
-    with world.redis.client() as client:
-        client.flushall()
-    await world.until_reset(queue, rebuilds + 1)
-    taken = await queue.take({"*": 3}, GUARD_S)
-    assert [each.fence for each in taken] == [last + 1, last + 2, last + 3]
-    assert await queue.renew(taken) == set()
-    assert len(await world.finish(queue, taken)) == 3
+        with world.redis.client() as client:
+            client.delete(*world.names())
+    raise AssertionError("there are more kinds of keys than expected")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -20,31 +20,33 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from fleetkeeper_gateway.batch.interfaces import Commit, QueueDown, Taken
+from fleetkeeper_gateway.batch.interfaces import Held, Waiting, flow_of
 from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue
-from tests.gateway.batch.queue.test_resets import kept_by, set_back
-from tests.gateway.batch.queue.world import LEASE_S, World, until
+from tests.gateway.batch.queue.world import World, batch_of
 from tests.support.lanes import examples
 from tests.support.redis_server import RedisServer, redis_server
 
 T = TypeVar("T")
-Line = tuple[str, int]
-processes = st.integers(0, 1)
+NAMES = ("one", "two")
+processes = st.sampled_from(NAMES)
+keys = st.sampled_from(["a", "b"])
+models = st.sampled_from(["m", "n/o"])
 choices = st.integers(0, 10_000)
 
 
 @dataclass
-class Naive:
-    """A line in the naive queue."""
+class Batch:
+    """A batch in the naive queue."""
 
-    attempts: int = 0
-    """That count, without the one that runs."""
-    lease: Taken | None = None
-    written: bool = False
-    """Whether a segment has a result of it."""
-    done: bool = False
-    counted: int = 0
+    record: BatchRecord
+    model: str
+    chunks: dict[int, tuple[str, Held] | None]
+    """The process that holds each chunk, and what it was given; None: it waits."""
+
+    @property
+    def waiting(self) -> list[int]:
+        return [chunk for chunk, holder in self.chunks.items() if holder is None]
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -55,14 +57,10 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.lines: dict[Line, Naive] = {}
-        self.records: list[BatchRecord] = []
-        self.leases: list[Taken] = []
-        """All that were ever given out."""
-        self.written: list[list[Commit]] = []
-        """Results in segments that may be committed at any time."""
-        self.fence = 0
-        self.kept: dict[bytes, bytes] | None = None
+        self.batches: dict[str, Batch] = {}
+        self.given: list[Held] = []
+        """All that was ever taken."""
+        self.emptied: set[str] = set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
@@ -75,212 +73,152 @@ class QueueMachine(RuleBasedStateMachine):
         self.run(self._begin())
 
     async def _begin(self) -> None:
-        for name in ("one", "two"):
-            await self.world.queue(name)
+        self.queues = {name: await self.world.queue(name) for name in NAMES}
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            try:
-                self.run(self._finish_all())
-            finally:
-                self.run(self.world.close())
+            self.run(self.world.close())
         self.runner.close()
 
-    def queue(self, process: int) -> RedisQueue:
-        return self.world.queues[process]
+    def queue(self, process: str) -> RedisQueue:
+        return self.queues[process]
+
+    def holder(self, held: Held) -> str | None:
+        """Return the process that holds it, if one still does."""
+        batch = self.batches.get(held.batch.id)
+        found = batch and batch.chunks.get(held.chunk)
+        return found[0] if found and found[1] == held else None
+
+    def held(self, process: str | None = None) -> Iterator[tuple[Batch, int, Held]]:
+        for batch in self.batches.values():
+            for chunk, found in batch.chunks.items():
+                if found and process in {None, found[0]}:
+                    yield batch, chunk, found[1]
+
+    def chosen(self, which: list[int]) -> list[Held]:
+        return list({self.given[each % len(self.given)]: None for each in which})
 
     # Steps.
 
-    @rule(process=processes, count=st.integers(1, 5), key=st.sampled_from(["a", "b"]))
-    def submit(self, process: int, count: int, key: str) -> None:
-        record = self.run(self.world.submit(self.queue(process), count, key))
-        self.records.append(record)
-        self.lines |= {(record.id, number): Naive() for number in range(count)}
+    @rule(process=processes, key=keys, model=models, expires=st.integers(0, 3), count=st.integers(1, 5))  # fmt: skip
+    def submit(self, process: str, key: str, model: str, expires: int, count: int) -> None:
+        record = batch_of(key, expires=expires)
+        self.batches[record.id] = Batch(record, model, dict.fromkeys(range(count)))
+        self.run(self.queue(process).add(record, model, range(count)))
 
-    @precondition(lambda self: self.records)
-    @rule(process=processes, which=choices)
-    def add_again(self, process: int, which: int) -> None:
-        record = self.records[which % len(self.records)]
-        self.run(self.queue(process).add(record, *self.world.batches.found[record.id]))
+    @precondition(lambda self: self.batches)
+    @rule(process=processes, which=choices, numbers=st.sets(st.integers(0, 6), min_size=1))
+    def add_again(self, process: str, which: int, numbers: set[int]) -> None:
+        batch = list(self.batches.values())[which % len(self.batches)]
+        self.run(self.queue(process).add(batch.record, batch.model, numbers))
+        for number in numbers:
+            batch.chunks.setdefault(number, None)
 
-    @rule(process=processes, most=st.integers(1, 6))
-    def take(self, process: int, most: int) -> None:
-        self.took(self.run(self.queue(process).take({"*": most}, 0)), most)
-
-    def took(self, taken: Sequence[Taken], most: int) -> None:
-        assert len(taken) <= most
+    @rule(process=processes, key=keys, most=st.integers(1, 6), skipped=st.sets(models), before=st.none() | st.integers(0, 4))  # fmt: skip
+    def take(
+        self, process: str, key: str, most: int, skipped: set[str], before: int | None
+    ) -> None:
+        skip = [flow_of(key, model) for model in skipped]
+        taken = self.run(self.queue(process).take(key, most, skip, before=before))
+        fit = [
+            batch
+            for batch in self.batches.values()
+            if batch.record.key_id == key
+            and batch.model not in skipped
+            and (before is None or batch.record.expires < before)
+        ]
+        fit.sort(key=lambda batch: (batch.record.expires, batch.record.id))
+        expected = [batch.record.id for batch in fit for _ in batch.waiting][:most]
+        assert [each.batch.id for each in taken] == expected
         for each in taken:
-            line = self.lines[each.batch.id, each.line.number]
-            assert not line.done, f"a line with a result was taken: {each}"
-            assert line.lease is None, f"a line was taken twice: {each}"
-            assert each.attempt == line.attempts + 1
-            assert each.fence > self.fence
-            self.fence = each.fence
-            line.lease = each
-            self.leases.append(each)
-        if len(taken) < most:
-            waiting = [key for key, line in self.lines.items() if not line.done and not line.lease]
-            assert not waiting, f"lines were lost: {waiting}"
+            batch = self.batches[each.batch.id]
+            assert batch.chunks[each.chunk] is None, f"taken twice: {each}"
+            assert (each.batch, each.model) == (batch.record, batch.model)
+            batch.chunks[each.chunk] = process, each
+        self.given += taken
 
-    @precondition(lambda self: self.leases)
-    @rule(process=processes, which=st.lists(choices, min_size=1, max_size=5))
-    def renew(self, process: int, which: list[int]) -> None:
-        chosen = [self.leases[number % len(self.leases)] for number in which]
-        lost = self.run(self.queue(process).renew(chosen))
-        assert lost == {each for each in chosen if not self.ours(each)}
+    @precondition(lambda self: self.given)
+    @rule(process=processes, which=st.lists(choices, min_size=1, max_size=6))
+    def renew(self, process: str, which: list[int]) -> None:
+        chosen = self.chosen(which)
+        lost = self.run(self.queue(process).renew(chosen, {}))
+        assert lost == {each for each in chosen if self.holder(each) != process}
 
-    @precondition(lambda self: self.leases)
-    @rule(process=processes, which=choices, counts=st.booleans())
-    def give_back(self, process: int, which: int, counts: bool) -> None:
-        taken = self.leases[which % len(self.leases)]
-        self.run(self.queue(process).give_back([taken], attempt_counts=counts))
-        if self.ours(taken):
-            line = self.line(taken)
-            line.lease, line.attempts = None, taken.attempt - (not counts)
-
-    @precondition(lambda self: self.leases)
-    @rule(which=st.lists(choices, min_size=1, max_size=4), ok=st.booleans())
-    def write(self, which: list[int], ok: bool) -> None:
-        """Results become durable. Whether they are ever committed is open."""
-        chosen = {self.leases[number % len(self.leases)] for number in which}
-        # A process knows that a lease was lost in a reset before it writes another result.
-        chosen = {each for each in chosen if self.line(each).lease == each}
-        if not chosen:
-            return
-        self.written += self.run(self.world.write(sorted(chosen, key=lambda e: e.fence), ok=ok))
+    @precondition(lambda self: self.given)
+    @rule(process=processes, which=st.lists(choices, min_size=1, max_size=6))
+    def give_back(self, process: str, which: list[int]) -> None:
+        chosen = self.chosen(which)
+        self.run(self.queue(process).give_back(chosen))
         for each in chosen:
-            self.line(each).written = True
+            if self.holder(each) == process:
+                self.batches[each.batch.id].chunks[each.chunk] = None
 
-    @precondition(lambda self: self.written)
+    @precondition(lambda self: self.given)
     @rule(process=processes, which=choices)
-    def commit(self, process: int, which: int) -> None:
-        """Also what was committed before, or is late."""
-        commits = self.written[which % len(self.written)]
-        recorded = {
-            each.taken.line.number
-            for each in commits
-            if self.world.done(each.taken.batch).get(str(each.taken.line.number))
-            == f"{each.segment}:{each.offset}"
-        }
-        current = {each.taken.line.number for each in commits if self.ours(each.taken)}
-        counted = self.run(self.queue(process).commit(commits))
-        assert counted == current | recorded
-        for each in commits:
-            if each.taken.line.number in current:
-                line = self.line(each.taken)
-                line.lease, line.done = None, True
-                line.counted += 1
+    def done(self, process: str, which: int) -> None:
+        (held,) = self.chosen([which])
+        self.run(self.queue(process).done(held))
+        if self.holder(held) == process:
+            batch = self.batches[held.batch.id]
+            del batch.chunks[held.chunk]
+            if not batch.chunks:
+                self.emptied.add(held.batch.id)
+
+    @rule(which=st.sets(st.integers(0, 5)))
+    def revive(self, which: set[int]) -> None:
+        """Some of what is held was not renewed. The invariant's `state` lets it wait."""
+        idle = [each for number, each in enumerate(self.held()) if number in which]
+        for batch, chunk, held in idle:
+            self.world.idle([held], self.holder(held) or "")
+            batch.chunks[chunk] = None
+
+    @rule(process=processes, ended=processes)
+    def release(self, process: str, ended: str) -> None:
+        self.run(self.queue(process).release(ended))
+        for batch, chunk, _ in list(self.held(ended)):
+            batch.chunks[chunk] = None
+
+    @precondition(lambda self: self.batches)
+    @rule(process=processes, which=choices)
+    def remove(self, process: str, which: int) -> None:
+        name = list(self.batches)[which % len(self.batches)]
+        self.run(self.queue(process).remove(self.batches.pop(name).record))
+        self.emptied.discard(name)
 
     @rule(process=processes)
-    def expire(self, process: int) -> None:
-        self.world.clock.advance(LEASE_S + 1)
-        self.run(self.queue(process).check())
-        for line in self.lines.values():
-            if line.lease is not None:
-                line.attempts, line.lease = line.lease.attempt, None
+    def ask_emptied(self, process: str) -> None:
+        assert set(self.run(self.queue(process).emptied())) == self.emptied
+        self.emptied.clear()
 
     @rule()
-    def keep(self) -> None:
-        self.kept = kept_by(self.world)
-
-    @rule(how=st.sampled_from(["kill", "flush", "set back"]), step=st.sampled_from(["take", "renew", "commit"]), process=processes)  # fmt: skip
-    def reset(self, how: str, step: str, process: int) -> None:
-        """Redis loses data, and the next call finds out before it does anything."""
-        self.run(self._reset(how, step, self.queue(process)))
-        for line in self.lines.values():
-            line.done = line.done or line.written
-            line.lease, line.attempts = None, 0
-
-    async def _reset(self, how: str, step: str, queue: RedisQueue) -> None:
-        epoch = max(each._link.epoch for each in self.world.queues)
-        if how == "set back" and self.kept is not None:
-            # Twice: a call that was sent before the first answer may hide one lost tick (guard.lua).
-            for each in (*self.world.queues, *self.world.queues):
-                await each.check()
-            set_back(self.world, self.kept)
-        elif how == "kill":
-            self.server.kill()
-            self.server.start()
-        else:
-            with self.server.client() as client:
-                client.flushall()
-        self.kept = None
-        calls: dict[str, Awaitable[object]] = {
-            "take": queue.take({"*": 3}, 0),
-            "renew": queue.renew(self.leases[-3:]),
-            "commit": queue.commit(self.written[-1] if self.written else []),
-        }
-        chosen = calls.pop(step)
-        for other in calls.values():
-            other.close()  # type: ignore[attr-defined]
-        if (
-            step == "take"
-            or (self.leases and step == "renew")
-            or (self.written and step == "commit")
-        ):
-            try:
-                found = await chosen
-            except QueueDown:
-                pass
-            else:
-                raise AssertionError(f"{step} was done after {how}: {found}")
-        else:
-            await chosen
-        await until(
-            lambda: all(each.up and each._link.epoch > epoch for each in self.world.queues),
-            "all processes work in the next epoch",
-        )
+    def flush(self) -> None:
+        with self.server.client() as client:
+            client.flushall()
+        self.batches.clear()
+        self.emptied.clear()
 
     # What always holds.
 
     @invariant()
-    def progress_is_known(self) -> None:
-        if not self.records:
+    def each_chunk_waits_or_is_held_once(self) -> None:
+        if not hasattr(self, "queues"):
             return
-        found = self.run(self._outstanding())
-        for record, outstanding in zip(self.records, found, strict=True):
-            mine = [line for (name, _), line in self.lines.items() if name == record.id]
-            assert outstanding == sum(not line.done for line in mine)
-            assert all(line.counted <= 1 for line in mine)
-
-    async def _outstanding(self) -> list[int | None]:
-        return [await self.queue(0).outstanding(record) for record in self.records]
-
-    async def _finish_all(self) -> None:
-        """Every line ends with exactly one result that is in a segment."""
-        queue = self.queue(1)
-        self.world.clock.advance(LEASE_S + 1)
-        await queue.check()
-        drained = {(each.batch.id, each.line.number) for each in await self.world.drain(queue)}
-        assert drained == {key for key, line in self.lines.items() if not line.done}
-        for record in self.records:
-            done = self.world.done(record)
-            total = self.world.batches.found[record.id][0].lines
-            assert sorted(map(int, done)) == list(range(total))
-            for number, value in done.items():
-                segment, _, position = value.partition(":")
-                result = self.world.batches.segments[record.id][segment][int(position)]
-                assert result.line == int(number)
-            assert await queue.outstanding(record) == 0
-
-    # Helpers.
-
-    def line(self, taken: Taken) -> Naive:
-        return self.lines[taken.batch.id, taken.line.number]
-
-    def ours(self, taken: Taken) -> bool:
-        return self.line(taken).lease == taken
+        queue = self.queues["two"]
+        for batch in self.batches.values():
+            count = len(batch.chunks)
+            expected = Waiting(count, count - len(batch.waiting))
+            assert self.run(queue.state(batch.record)) == expected
+        waiting = {each.record.key_id for each in self.batches.values() if each.waiting}
+        assert self.run(queue.keys()) == dict.fromkeys(waiting, 0)
 
 
 @pytest.mark.slow
-def test_every_line_gets_exactly_one_result(tmp_path: Path) -> None:
+def test_the_queue_does_what_a_naive_one_does(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis") as server:
         QueueMachine.server = server
         run_state_machine_as_test(
             QueueMachine,
             settings=settings(
-                examples(30),
-                stateful_step_count=40,
-                suppress_health_check=list(HealthCheck),
+                examples(60), stateful_step_count=40, suppress_health_check=list(HealthCheck)
             ),
         )

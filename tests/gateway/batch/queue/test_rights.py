@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from tests.gateway.batch.queue.world import GUARD_S, PATIENT, World
+import pytest
+
+from fleetkeeper_gateway.batch.interfaces import QueueDown, Waiting
+from tests.gateway.batch.queue.world import KEY, World, metric, until, up
 from tests.support.docs_commands import ROOT
 from tests.support.redis_server import RedisServer
 
 PAGES = (ROOT / "docs" / "gateway-install.md", ROOT / "docs" / "gateway-limits.md")
 LIMITS = "~fleetkeeper:limits:* +@connection +@scripting +@read +@write +time -@dangerous"
-BATCHES = "~fleetkeeper:batch:* +info"
+BATCHES = "~fleetkeeper:batch* +info"
 
 
 async def test_the_rights_on_the_pages_are_enough(
     redis: RedisServer, world: World, tmp_path: Path
 ) -> None:
-    """For every command: lines are taken, renewed and recorded, a batch ends, Redis is rebuilt."""
+    """For every command, and without those for the keys the log says what to do."""
     password = tmp_path / "password"
     password.write_text("of-a-test\n")
     with redis.client() as client:
-        rights = (*LIMITS.split(), *BATCHES.split(), "on", ">of-a-test")
-        client.execute_command("ACL", "SETUSER", "gateway", *rights)
-        queue = world.begin(
-            "one",
-            replace(PATIENT, retry_s=0.02),
-            redis_username="gateway",
-            redis_password_file=str(password),
-        )
-        await queue.until_up(GUARD_S)
+        client.execute_command("ACL", "SETUSER", "gateway", *LIMITS.split(), "+info", "on", ">of-a-test")  # fmt: skip
+        before = metric("failures_total")
+        queue = world.begin(redis_username="gateway", redis_password_file=str(password))
+        await until(lambda: metric("failures_total") > before, "it was tried")
+        with pytest.raises(QueueDown, match="give the user the rights for fleetkeeper:batch2:"):
+            await queue.keys()
+        client.execute_command("ACL", "SETUSER", "gateway", *BATCHES.split())
+        await up(queue)
+        client.acl_log_reset()
         record = await world.submit(queue, 4)
         assert await queue.leads("a lease")
-        taken = await queue.take({"*": 3}, 0)
-        assert await queue.renew(taken) == set(), "no lease is lost"
-        await queue.give_back(taken[2:], attempt_counts=False)
-        await world.finish(queue, taken[:2])
-        assert len(await world.drain(queue)) == 2
+        assert await queue.keys() == {KEY: 0}
+        held = await queue.take(KEY, 3)
+        assert await queue.renew(held, {KEY: 3}) == set(), "nothing is lost"
+        await queue.give_back(held[:1])
+        world.idle(held[1:2])
+        assert await queue.state(record) == Waiting(4, 1)
+        await queue.release("one")
+        for each in await queue.take(KEY, 9):
+            await queue.done(each)
+        assert await queue.emptied() == [record.id]
         await queue.resign("a lease")
         await queue.remove(record)
-        before = world.rebuilds()
-        client.flushall()
-        await world.until_reset(queue, before + 1)
         assert client.acl_log() == []
     installs, limits = (page.read_text() for page in PAGES)
     assert LIMITS in limits

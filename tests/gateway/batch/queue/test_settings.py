@@ -10,17 +10,14 @@ from pydantic import SecretStr, ValidationError
 from fleetkeeper_gateway.batch.queue import create_queue
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.limits import LimitSettings
-from tests.gateway.batch.queue.world import GUARD_S, MemoryBatches, MemoryObjects, World
+from tests.gateway.batch.queue.world import KEY, World, up
 from tests.support.redis_server import redis_server
 
 
 def created(batch_url: str, limits_url: str) -> None:
-    objects = MemoryObjects()
     create_queue(
         BatchSettings(batch_redis_url=SecretStr(batch_url)),
         LimitSettings(redis_url=SecretStr(limits_url)),
-        objects,
-        MemoryBatches(objects),
         "one",
     )
 
@@ -43,7 +40,7 @@ async def test_the_password_and_user_of_the_limits_are_used(tmp_path: Path) -> N
     with redis_server(tmp_path / "redis", *options) as server:
         world = World(server)
         queue = world.begin("one", redis_username="batch", redis_password_file=str(password))
-        await queue.until_up(GUARD_S)
+        await up(queue)
         await world.submit(queue, 2)
-        assert len(await world.drain(queue)) == 2
+        assert len(await queue.take(KEY, 3)) == 2
         await world.close()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from structlog.testing import capture_logs
 
-from fleetkeeper_gateway.batch.interfaces import StorageError
-from fleetkeeper_gateway.batch.storage import BrokenObject, Storage, Usage, create_storage
-from fleetkeeper_gateway.batch.storage.files import COUNTED_FOR_S, StoredFiles
+from fleetkeeper_gateway.batch.interfaces import Object
+from fleetkeeper_gateway.batch.model import Usage
+from fleetkeeper_gateway.batch.storage import BrokenObject, Storage, files
+from fleetkeeper_gateway.batch.storage.files import FILE, StoredFiles
 from fleetkeeper_gateway.batch.storage.records import Records
 from tests.support.batch_storage import (
     DAY,
@@ -23,43 +24,43 @@ from tests.support.batch_storage import (
     parts_of,
     paths_in,
     put_file,
-    settings,
 )
 
 
 @pytest.mark.promise("batch-isolation")
 async def test_a_file_is_found_by_its_key_alone(storage: Storage) -> None:
     record = a_file(filename="größe.jsonl", expires=NOW + DAY)
-    await put_file(storage, record)
+    path = storage.files.data_path(KEY, record.id)
+    # Without a record it does not exist.
+    await storage.objects.write(path, parts_of(b"xxxxx"))
+    assert await storage.files.get(KEY, record.id) is None
+    assert not await storage.files.delete(KEY, record.id)
+    await storage.files.put(record)
     assert await storage.files.get(KEY, record.id) == record
     assert await storage.files.get(OTHER_KEY, record.id) is None
     assert await storage.files.list(OTHER_KEY) == []
     assert not await storage.files.delete(OTHER_KEY, record.id)
-    assert await storage.objects.read(storage.files.data_path(KEY, record.id)) == b"xxxxx"
-
-
-async def test_files_are_listed_newest_first(storage: Storage) -> None:
-    for number in (2, 9, 1, 5):
-        await put_file(storage, a_file(number))
-    await put_file(storage, a_file(3, key_id=OTHER_KEY))
-    assert [one.id for one in await storage.files.list(KEY)] == [file_id(n) for n in (9, 5, 2, 1)]
-
-
-async def test_a_file_without_a_record_does_not_exist(storage: Storage) -> None:
-    await storage.objects.write(storage.files.data_path(KEY, file_id(1)), parts_of(b"x"))
-    assert await storage.files.get(KEY, file_id(1)) is None
-    assert await storage.files.list(KEY) == []
-    assert not await storage.files.delete(KEY, file_id(1))
-
-
-async def test_a_deleted_file_leaves_nothing(storage: Storage) -> None:
-    await put_file(storage, a_file())
-    assert len(await storage.files.list(KEY)) == 1
-    assert await storage.files.delete(KEY, file_id(1))
-    assert not await storage.files.delete(KEY, file_id(1))
-    assert await storage.files.get(KEY, file_id(1)) is None
+    assert await storage.objects.read(path) == b"xxxxx"
+    assert await storage.files.list(KEY) == [record]
+    assert await storage.files.delete(KEY, record.id)
+    assert not await storage.files.delete(KEY, record.id)
+    assert await storage.files.get(KEY, record.id) is None
     assert await storage.files.list(KEY) == []
     assert await paths_in(storage) == []
+
+
+async def test_files_are_listed_newest_first_and_counted(storage: Storage) -> None:
+    assert await storage.files.usage(KEY) == Usage()
+    for number in (2, 9, 1, 5):
+        await put_file(storage, a_file(number, bytes=100 * number))
+    await put_file(storage, a_file(3, key_id=OTHER_KEY))
+    assert [one.id for one in await storage.files.list(KEY)] == [file_id(n) for n in (9, 5, 2, 1)]
+    assert await storage.files.usage(KEY) == Usage(4, 1700)
+    await storage.files.delete(KEY, file_id(2))
+    # Bytes of an upload whose record is still to come.
+    await storage.objects.write(storage.files.data_path(KEY, file_id(7)), parts_of(b"xxxxx"))
+    fresh = StoredFiles(storage.objects, Records(storage.objects), retention_s=DAY)
+    assert await storage.files.usage(KEY) == await fresh.usage(KEY) == Usage(3, 1500)
 
 
 async def test_the_first_record_of_a_file_counts(storage: Storage) -> None:
@@ -86,20 +87,17 @@ async def test_a_file_that_expired_does_not_exist(
     assert not await local.files.delete(KEY, file_id(1))
 
 
+SOUND = FILE.encode(a_file())
 BROKEN = {
-    "cut": b'{"id": "file-',
+    "cut": SOUND[:-1],
     "empty": b"",
     "no object": b"[]",
-    "a text for a number": b'{"id":"%s","key_id":"team-a.ci","filename":"a","purpose":"batch",'
-    b'"bytes":"5","created":1,"expires":null}' % file_id(1).encode(),
-    "an entry missing": b'{"id":"%s"}' % file_id(1).encode(),
-    "of another file": b'{"id":"%s","key_id":"team-a.ci","filename":"a","purpose":"batch",'
-    b'"bytes":5,"created":1,"expires":null}' % file_id(2).encode(),
-    "of another key": b'{"id":"%s","key_id":"team-b","filename":"a","purpose":"batch",'
-    b'"bytes":5,"created":1,"expires":null}' % file_id(1).encode(),
-    "with an ID that leads elsewhere": b'{"id":"../x","key_id":"..","filename":"a",'
-    b'"purpose":"batch","bytes":5,"created":1,"expires":null}',
-    "no UTF-8": b'{"id":"\xff"}',
+    "a text for a number": SOUND.replace(b'"bytes":5', b'"bytes":"5"'),
+    "an entry missing": SOUND.replace(b'"bytes":5,', b""),
+    "of another file": FILE.encode(a_file(2)),
+    "of another key": FILE.encode(a_file(key_id=OTHER_KEY)),
+    "with an ID that leads elsewhere": FILE.encode(a_file(id="../x", key_id="..")),
+    "no UTF-8": SOUND.replace(b"lines", b"\xff"),
 }
 
 
@@ -127,100 +125,31 @@ async def test_entries_of_a_later_version_are_ignored(local: Storage) -> None:
     assert await local.files.get(KEY, file_id(1)) == a_file()
 
 
-async def test_usage_follows_what_is_stored(storage: Storage) -> None:
-    assert await storage.files.usage(KEY) == Usage()
-    for number in range(1, 4):
-        await put_file(storage, a_file(number, bytes=100 * number))
-    await put_file(storage, a_file(9, key_id=OTHER_KEY))
-    assert await storage.files.usage(KEY) == Usage(3, 600)
-    await storage.files.delete(KEY, file_id(2))
-    assert await storage.files.usage(KEY) == Usage(2, 400)
-    fresh = StoredFiles(storage.objects, Records(storage.objects), retention_s=DAY)
-    assert await fresh.usage(KEY) == Usage(2, 400)
+async def test_usage_is_counted_once_a_minute(
+    local: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists: list[str] = []
+    list_all = local.objects.list
+    began, may_end = asyncio.Event(), asyncio.Event()
 
-
-class Lists:
-    """Counts the lists of a store, and holds them if wanted."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._objects = storage.objects
-        self.count = 0
-        self.may_end = asyncio.Event()
-        self.may_end.set()
-        self.began = asyncio.Event()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._objects, name)
-
-    async def list(self, prefix: str) -> object:
-        """List, once it may."""
-        self.count += 1
-        found = await self._objects.list(prefix)
-        self.began.set()
-        await self.may_end.wait()
+    async def held(prefix: str) -> Sequence[Object]:
+        lists.append(prefix)
+        found = await list_all(prefix)
+        began.set()
+        await may_end.wait()
         return found
 
-
-async def test_usage_is_counted_once_a_minute(local: Storage) -> None:
-    time = [0.0]
-    lists = Lists(local)
-    files = StoredFiles(
-        lists,  # type: ignore[arg-type]
-        Records(local.objects),
-        retention_s=DAY,
-        wall=lambda: NOW,
-        monotonic=lambda: time[0],
-    )
-    assert await asyncio.gather(*(files.usage(KEY) for _ in range(10))) == [Usage()] * 10
+    monkeypatch.setattr(local.objects, "list", held)
+    counts = [asyncio.create_task(local.files.usage(KEY)) for _ in range(10)]
+    await began.wait()
+    # One that comes during a count is counted the next time.
+    await put_file(local, a_file(1))
+    may_end.set()
+    assert await asyncio.gather(*counts) == [Usage(), *[Usage(1, 5)] * 9]
     # Another replica takes a file.
-    await put_file(local, a_file())
-    assert await files.usage(KEY) == Usage()
-    assert lists.count == 1
-    time[0] += COUNTED_FOR_S
-    assert await files.usage(KEY) == Usage(1, 5)
-    assert lists.count == 2
-
-
-async def test_a_file_that_comes_during_a_count_is_counted_the_next_time(local: Storage) -> None:
-    lists = Lists(local)
-    files = StoredFiles(
-        lists,  # type: ignore[arg-type]
-        Records(local.objects),
-        retention_s=DAY,
-        wall=lambda: NOW,
-    )
-    lists.may_end.clear()
-    counting = asyncio.create_task(files.usage(KEY))
-    await asyncio.wait_for(lists.began.wait(), 120)
-    await local.objects.write(files.data_path(KEY, file_id(1)), parts_of(b"xxxxx"))
-    await files.put(a_file())
-    lists.may_end.set()
-    await counting
-    assert await files.usage(KEY) == Usage(1, 5)
-
-
-async def test_a_count_that_fails_is_tried_again(local: Storage, directory: Path) -> None:
-    await put_file(local, a_file())
-    list_ = local.objects.list
-    calls = []
-
-    async def failing(prefix: str) -> object:
-        calls.append(prefix)
-        if len(calls) == 1:
-            raise StorageError("down")
-        return await list_(prefix)
-
-    local.objects.list = failing  # type: ignore[method-assign,assignment]
-    with pytest.raises(StorageError):
-        await local.files.usage(KEY)
+    await local.objects.write(local.files.data_path(KEY, file_id(2)), parts_of(b"xxxxx"))
+    await StoredFiles(local.objects, Records(local.objects), retention_s=DAY).put(a_file(2))
     assert await local.files.usage(KEY) == Usage(1, 5)
-
-
-async def test_files_survive_the_process(directory: Path, clock: Clock) -> None:
-    url = f"file://{directory}"
-    first = create_storage(settings(url), wall=clock)
-    await put_file(first, a_file())
-    first.close()
-    second = create_storage(settings(url), wall=clock)
-    assert await second.files.list(KEY) == [a_file()]
-    second.close()
+    assert len(lists) == 2
+    monkeypatch.setattr(files, "COUNTED_FOR_S", 0.0)
+    assert await local.files.usage(KEY) == Usage(2, 10)

@@ -31,19 +31,15 @@ TRICKS = (
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-async def test_what_is_no_id_does_not_exist(local: Storage, trick: str) -> None:
+async def test_what_is_no_id_is_neither_found_nor_written(
+    local: Storage, directory: Path, trick: str
+) -> None:
+    before = files_in(directory)
     assert await local.files.get(KEY, trick) is None
     assert not await local.files.delete(KEY, trick)
     assert await local.batches.get(KEY, trick) is None
     with pytest.raises(ValueError, match="is no file ID"):
         local.files.data_path(KEY, trick)
-
-
-@pytest.mark.parametrize("trick", TRICKS)
-async def test_a_record_with_a_bad_id_is_not_written(
-    local: Storage, directory: Path, trick: str
-) -> None:
-    before = files_in(directory)
     with pytest.raises(ValueError, match="is no file ID"):
         await local.files.put(a_file(id=trick))
     with pytest.raises(ValueError, match="is no batch ID"):
@@ -58,20 +54,18 @@ async def test_a_record_with_a_bad_id_is_not_written(
 
 @pytest.mark.parametrize("trick", ["../x", "a/../../x", "/x", "a//b", "", "a/.b", "a/b\n", "a#1"])
 async def test_objects_refuse_paths_that_lead_elsewhere(storage: Storage, trick: str) -> None:
-    with pytest.raises(ValueError, match="no path"):
-        await storage.objects.create(trick, b"")
-    with pytest.raises(ValueError, match="no path"):
-        await storage.objects.write(trick, parts_of(b"x"))
-    with pytest.raises(ValueError, match="no path"):
-        await storage.objects.read(trick)
-    with pytest.raises(ValueError, match="no path"):
-        await storage.objects.read_range(trick, 0, 1)
-    with pytest.raises(ValueError, match="no path"):
-        await anext(storage.objects.stream(trick))
-    with pytest.raises(ValueError, match="no path"):
-        await storage.objects.delete([trick])
-    with pytest.raises(ValueError, match="no path"):
-        await storage.objects.list(f"{trick}/")
+    objects = storage.objects
+    for call in (
+        objects.create(trick, b""),
+        objects.write(trick, parts_of(b"x")),
+        objects.read(trick),
+        objects.read_range(trick, 0, 1),
+        anext(objects.stream(trick)),
+        objects.delete([trick]),
+        objects.list(f"{trick}/"),
+    ):
+        with pytest.raises(ValueError, match="no path"):
+            await call
 
 
 @pytest.mark.promise("batch-paths")
@@ -95,7 +89,10 @@ def test_a_path_stays_below_its_key(key: str, name: str) -> None:
             assert ".." not in path.split("/")
 
 
-def test_markers_are_parsed_as_they_are_made() -> None:
+def test_markers_and_parts_of_logs_are_checked() -> None:
     assert paths.parse_marker(paths.marker(KEY, batch_id(3))) == (KEY, batch_id(3))
     for other in ("active/x", f"active/{KEY}/x", f"keys/{KEY}/{batch_id(1)}", "active/a/b/c"):
         assert paths.parse_marker(other) is None
+    for chunk, number in ((100_000, 0), (0, 10_000), (-1, 0)):
+        with pytest.raises(paths.BadPart):
+            paths.log_part(KEY, batch_id(1), chunk, number)

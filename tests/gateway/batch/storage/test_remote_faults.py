@@ -10,6 +10,7 @@ import pytest
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage
 from fleetkeeper_gateway.batch.storage.remote import RemoteObjects
+from fleetkeeper_gateway.batch.storage.stores import CREATED_AT_ONCE
 from tests.support.batch_storage import parts_of, settings
 from tests.support.bucket_server import BUCKET, PREFIX, BucketServer, Fault
 
@@ -42,6 +43,19 @@ async def test_who_did_not_write_an_object_knows_it_too(
     assert await first.create("keys/a/one", b"same")
     bucket.fail("PUT", fault)
     assert not await second.create("keys/a/one", b"same")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_create_that_met_another_one_is_tried_again(
+    remote: Make, bucket: BucketServer, times: int
+) -> None:
+    """S3 answers 409 to both, or the other one was deleted: then nobody has written the object."""
+    objects = remote(GUARD_S).objects
+    bucket.fail("PUT", Fault.CONFLICT, times=times)
+    assert await objects.create("keys/a/one", b"mine")
+    bucket.fail("PUT", Fault.CONFLICT)
+    assert not await objects.create("keys/a/one", b"late")
+    assert bucket.objects[NAME].data == b"mine"
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.RESET])
@@ -145,6 +159,30 @@ async def test_a_store_that_replaces_what_exists_is_refused(
     with pytest.raises(StoreRefused, match="If-None-Match"):
         await remote(GUARD_S).check()
     assert not bucket.objects
+
+
+async def test_a_store_that_lets_several_create_an_object_is_refused(
+    local: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks first and writes then, so it refuses what comes later only."""
+    exist: set[str] = set()
+    waiting: list[str] = []
+    all_came = asyncio.Event()
+
+    async def create(path: str, data: bytes) -> bool:
+        is_new = path not in exist
+        waiting.append(path)
+        if len(waiting) == CREATED_AT_ONCE:
+            all_came.set()
+        await asyncio.wait_for(all_came.wait(), GUARD_S)
+        exist.add(path)
+        await local.objects.write(path, parts_of(data))
+        return is_new
+
+    monkeypatch.setattr(local.objects, "create", create)
+    with pytest.raises(StoreRefused, match="If-None-Match"):
+        await local.check()
+    assert await local.objects.list("check/") == []
 
 
 async def test_an_upload_that_fails_is_ended(remote: Make, bucket: BucketServer) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fleetkeeper_gateway.batch.storage import Storage, Swept
+from fleetkeeper_gateway.batch.model import BatchRecord
+from fleetkeeper_gateway.batch.storage import Storage, Swept, paths
 from tests.support.batch_storage import (
     DAY,
     KEY,
     NOW,
     OTHER_KEY,
-    Clock,
     a_batch,
     a_file,
     a_final,
@@ -35,6 +35,11 @@ HOUR = 3600
 RETENTION = 30 * DAY
 
 
+async def put_results(storage: Storage, record: BatchRecord) -> None:
+    """Write a part of the log of the first chunk."""
+    await storage.batches.log(record, 0, range(2)).append(results([0]))
+
+
 async def _end(storage: Storage, number: int, at: int) -> None:
     record = a_batch(number)
     await storage.batches.put_final(record, a_final(at))
@@ -48,16 +53,12 @@ async def test_a_fresh_store_loses_nothing(storage: Storage) -> None:
         record = a_batch(number)
         await storage.batches.create(record)
         await storage.batches.put_validated(record, a_validated(2), lines(2))
-        await storage.batches.add_segment(record, results([0, 1]))
+        await put_results(storage, record)
     await storage.batches.put_final(a_batch(2), a_final())
     await storage.objects.create(f"active/{KEY}/{batch_id(3)}", b"")
     before = await paths_in(storage), await paths_in(storage, "active/")
     assert await storage.sweeper.sweep(NOW) == Swept()
     assert (await paths_in(storage), await paths_in(storage, "active/")) == before
-
-
-async def test_an_empty_store_is_swept(storage: Storage) -> None:
-    assert await storage.sweeper.sweep(NOW) == Swept()
 
 
 @pytest.mark.parametrize(("expires", "lives_s"), [(NOW + 100, 100), (None, RETENTION)])
@@ -103,17 +104,17 @@ async def test_ended_batches_go_after_the_retention(storage: Storage) -> None:
         await storage.batches.create(a_batch(number))
         await storage.batches.put_validated(a_batch(number), a_validated(1), lines(1))
         await storage.batches.cancel(a_batch(number), NOW)
-        await storage.batches.add_segment(a_batch(number), results([0]))
+        await put_results(storage, a_batch(number))
     await _end(storage, 1, NOW)
     await _end(storage, 2, NOW + 10)
     assert (await storage.sweeper.sweep(NOW + RETENTION - 1)).batches == 0
     assert (await storage.sweeper.sweep(NOW + RETENTION)).batches == 1
-    assert [one.id for one in await storage.batches.list(KEY)] == [batch_id(3), batch_id(2)]
+    assert await storage.batches.ids(KEY) == [batch_id(3), batch_id(2)]
     assert await storage.batches.get(KEY, batch_id(1)) is None
     # One that has not ended stays, however old.
     assert (await storage.sweeper.sweep(NOW + 10 * RETENTION)).batches == 1
     assert await storage.batches.active() == [a_batch(3)]
-    assert len([one async for one in storage.batches.results(a_batch(3))]) == 1
+    assert len(await paths_in(storage, f"keys/{KEY}/logs/")) == 1
 
 
 async def test_orphans_go_once_nobody_can_be_writing_any_more(storage: Storage) -> None:
@@ -125,7 +126,7 @@ async def test_orphans_go_once_nobody_can_be_writing_any_more(storage: Storage) 
     await storage.objects.write(data, parts_of(b"x"))
     await storage.objects.create(marker, b"")
     await storage.objects.create(index, b"{}")
-    await storage.batches.add_segment(a_batch(3), results([0]))
+    await put_results(storage, a_batch(3))
     assert await storage.sweeper.sweep(now + HOUR - 60) == Swept()
     assert await storage.sweeper.sweep(now + HOUR + 60) == Swept(orphans=1)
     assert await storage.objects.list("active/") == []
@@ -147,10 +148,13 @@ async def test_results_that_came_after_the_end_go(storage: Storage) -> None:
     at = int(time.time())
     await storage.batches.create(a_batch(1))
     await _end(storage, 1, at)
-    await storage.batches.add_segment(a_batch(1), results([0]))
+    await put_results(storage, a_batch(1))
+    path = f"keys/{KEY}/logs/{batch_id(1)}/00000-0000.damaged"
+    await storage.objects.create(path, b"")
     assert await storage.sweeper.sweep(at + HOUR - 60) == Swept()
-    assert await storage.sweeper.sweep(at + HOUR + 60) == Swept(orphans=1)
-    assert await storage.batches.list(KEY) == [a_batch(1)]
+    assert await storage.sweeper.sweep(at + HOUR + 60) == Swept(orphans=2)
+    assert await paths_in(storage, f"keys/{KEY}/logs/") == []
+    assert await storage.batches.ids(KEY) == [batch_id(1)]
 
 
 async def test_what_is_broken_stays_and_stops_nothing(storage: Storage) -> None:
@@ -173,22 +177,31 @@ async def test_what_is_broken_stays_and_stops_nothing(storage: Storage) -> None:
 
 
 async def test_a_key_that_cannot_be_swept_does_not_stop_the_others(
-    remote: Callable[[float], Storage], bucket: BucketServer
+    remote: Callable[[float], Storage], bucket: BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = remote(120.0)
     for key_id in (KEY, OTHER_KEY):
         await put_file(storage, a_file(1, key_id=key_id, expires=NOW + 1))
     bucket.fail("GET", Fault.FORBIDDEN, part=f"{KEY}/files", times=1000)
-    swept = await storage.sweeper.sweep(NOW + DAY)
-    assert (swept.files, swept.failed) == (1, 1)
+    assert await storage.sweeper.sweep(NOW + DAY) == Swept(files=1, failed=1)
     bucket.heal()
-    assert (await storage.sweeper.sweep(NOW + DAY)).files == 1
+
+    def defective(_: object) -> None:
+        raise ValueError("of one key's data")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(paths, "by_owner", defective)
+        assert await storage.sweeper.sweep(NOW + DAY) == Swept(failed=1)
+    assert await storage.sweeper.sweep(NOW + DAY) == Swept(files=1)
 
 
-async def test_files_of_killed_writers_go(local: Storage, directory: Path, clock: Clock) -> None:
-    old, fresh = directory / "staging/old", directory / "staging/fresh"
-    for path, age_s in ((old, DAY + 60), (fresh, HOUR)):
+async def test_files_of_killed_writers_go(local: Storage, directory: Path) -> None:
+    for name, age_s in (("old", DAY + 60), ("fresh", HOUR)):
+        path = directory / "staging" / name
         path.write_bytes(b"half")
         os.utime(path, (NOW - age_s, NOW - age_s))
-    assert (await local.sweeper.sweep(NOW)).orphans == 1
+    assert await local.sweeper.sweep(NOW) == Swept(orphans=1)
     assert [one.name for one in (directory / "staging").iterdir()] == ["fresh"]
+    # The folder stays, also without files.
+    assert await local.sweeper.sweep(NOW + 2 * DAY) == Swept(orphans=1)
+    assert await local.objects.create("keys/a/one", b"x")

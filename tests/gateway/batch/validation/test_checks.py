@@ -131,15 +131,6 @@ def test_a_file_is_found_to_be_what_the_reference_says(data: bytes) -> None:
         assert places == expected.places
 
 
-@given(st.lists(line_fields(), max_size=8, unique_by=lambda one: str(one.get("custom_id"))))
-def test_the_place_of_each_line_holds_its_text(lines: list[dict[str, Any]]) -> None:
-    valid = [line(number, unknown=one) for number, one in enumerate(lines)]
-    data = b"\xef\xbb\xbf\r\n" + jsonl(valid).replace(b"\n", b"\r\n\r\n")
-    found = found_in(data, 100, 10_000)
-    places = list(found.found_lines(0, found.lines)) if valid else []
-    assert [json.loads(data[one.offset :][: one.length]) for one in places] == valid
-
-
 @given(st.binary(max_size=60), st.integers(1, 12))
 def test_lines_are_those_of_the_file(data: bytes, max_bytes: int) -> None:
     found = {one.number: one for one in read_lines(io.BytesIO(data), max_bytes)}

@@ -7,20 +7,26 @@ import functools
 import os
 import signal
 import sys
+import uuid
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from fleetkeeper_gateway.batch.interfaces import StorageError
-from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord, LineRef
+from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord
+from fleetkeeper_gateway.batch.settings import BatchSettings
+from fleetkeeper_gateway.batch.storage import create_storage
+from fleetkeeper_gateway.batch.validation import validator as validation
 from fleetkeeper_gateway.batch.validation.checker import LineChecker
 from fleetkeeper_gateway.batch.validation.validator import ATTEMPTS, Validator
 from fleetkeeper_gateway.limits import estimate_tokens
 from tests.support.batch_api import CHAT, GUARD_S, jsonl, line, until
 from tests.support.batch_memory import MemoryFiles, MemoryObjects
 from tests.support.lanes import keep_first
+from tests.support.longest_turn import LONGEST, longest_turn
 
 ESTIMATE = functools.partial(estimate_tokens, cap=1000)
 RECORD = BatchRecord("batch_1", "one", "file-1", CHAT, "24h", 1000, 2000)
@@ -173,9 +179,9 @@ async def test_a_process_that_dies_is_replaced(world: World, tmp_path: Path) -> 
         "    ran.touch()\n"
         "    os.kill(os.getpid(), 9)\n"
         "from fleetkeeper_gateway.batch.validation.worker import main\n"
-        "main(*sys.argv[2:])\n"
+        "main(sys.argv[2])\n"
     )
-    command = python(code, str(tmp_path / "ran"), CHAT, "50000", "1000000")
+    command = python(code, str(tmp_path / "ran"), CHAT)
     validated, refs = await world.validator(command).validate(RECORD)
     assert (validated.lines, validated.mistakes, len(refs)) == (1, (), 1)
 
@@ -229,12 +235,18 @@ async def test_a_command_that_does_not_exist_fails_the_batch(world: World) -> No
     assert [one.code for one in validated.mistakes] == ["validation_failed"]
 
 
-async def test_a_store_that_fails_is_reported_and_the_process_ends(world: World) -> None:
+async def test_a_store_that_fails_ends_the_process_and_the_file_is_read_again(
+    world: World,
+) -> None:
     await world.put(jsonl([line(number) for number in range(10_000)]))
+    validator = world.validator()
     world.objects.fail_streams_after = 3
     with pytest.raises(StorageError):
-        await world.validator().validate(RECORD)
+        await validator.validate(RECORD)
     assert world.children() == []
+    world.objects.fail_streams_after = None
+    validated, _ = await validator.validate(RECORD)
+    assert (validated.lines, validated.mistakes) == (10_000, ())
 
 
 async def test_a_file_with_fewer_bytes_than_it_had_is_no_valid_file(world: World) -> None:
@@ -280,18 +292,81 @@ async def test_a_process_that_does_not_read_stops_the_store(world: World) -> Non
         await validating
 
 
-async def test_two_files_are_read_at_a_time(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [b"", b"x\n"], ids=["valid", "mistakes"])
+async def test_a_file_is_read_once_for_all_batches_with_an_endpoint(
+    world: World, bad: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "KEPT", 2)
+    await world.put(jsonl([line(number) for number in range(1200)]) + bad)
+    validator = world.validator()
+    first = await validator.validate(RECORD)
+    again = await validator.validate(replace(RECORD, id="batch_2"))
+    assert again == first
+    assert world.objects.streams == 1
+    other, _ = await validator.validate(replace(RECORD, endpoint="/v1/completions"))
+    assert other.mistakes[0].code == "invalid_url"
+    # Of three, the one that was used before the others is forgotten.
+    await validator.validate(RECORD)
+    await validator.validate(replace(RECORD, endpoint="/v1/embeddings"))
+    await validator.validate(RECORD)
+    assert world.objects.streams == 3
+    await validator.validate(replace(RECORD, endpoint="/v1/completions"))
+    assert world.objects.streams == 4
+    # A file that is deleted is gone, also if it was read.
+    world.files.kept.clear()
+    gone, _ = await validator.validate(RECORD)
+    assert [one.code for one in gone.mistakes] == ["file_not_found"]
+
+
+@pytest.mark.slow
+async def test_what_was_found_in_the_largest_file_leaves_the_event_loop_to_others(
+    world: World, tmp_path: Path
+) -> None:
+    """The process answers at once: what is measured is the reading of its answer, and its keeping."""
     await world.put(b"x")
-    hangs = python("import signal; signal.pause()")
-    validator = world.validator(hangs)
-    running = [asyncio.create_task(validator.validate(RECORD)) for _ in range(4)]
-    await until(lambda: len(world.children()) >= 2)
-    await asyncio.wait(running, timeout=0.3)
-    assert len(world.children()) == 2
-    for one in running:
-        one.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
-    assert world.children() == []
+    storage = create_storage(BatchSettings(batch_store=f"file://{tmp_path}/store"))
+    code = (
+        "import sys\n"
+        "from fleetkeeper_contract.bodies.asked import Asked\n"
+        "from fleetkeeper_gateway.batch.validation.findings import Findings, FoundLine\n"
+        "findings = Findings(lines=50_000, model='m')\n"
+        "for number in range(50_000):\n"
+        "    findings.add_line(FoundLine(number, 1, Asked(100, 7, 1)))\n"
+        "sys.stdin.buffer.read()\n"
+        "for part in findings.encode():\n"
+        "    sys.stdout.buffer.write(part)\n"
+    )
+
+    async def validate() -> None:
+        validated, refs = await world.validator(python(code)).validate(RECORD)
+        assert len(refs) == validated.lines == 50_000
+        record = replace(RECORD, id=f"batch_{uuid.uuid4().hex}")
+        await storage.batches.put_validated(record, validated, refs)
+
+    assert await longest_turn(validate) < LONGEST
+    storage.close()
+
+
+async def test_a_file_that_takes_too_long_fails_its_batches_at_once(
+    world: World, tmp_path: Path
+) -> None:
+    """The bound is one of the processor's time, so a busy machine fails no file."""
+    await world.put(b"x\n")
+    count = tmp_path / "count"
+    code = (
+        f"open({str(count)!r}, 'a').write('x')\n"
+        "from fleetkeeper_gateway.batch.validation import worker\n"
+        "def spin(*_, **__):\n"
+        "    while True:\n"
+        "        pass\n"
+        "worker.check_file = spin\n"
+        "worker.main('/v1/embeddings', 1)\n"
+    )
+    validator = world.validator(python(code))
+    for _ in range(2):
+        validated, refs = await validator.validate(RECORD)
+        assert ([one.code for one in validated.mistakes], refs) == (["validation_too_slow"], ())
+    assert count.read_text() == "x"
 
 
 async def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
@@ -299,7 +374,7 @@ async def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> 
     code = (
         "import subprocess, sys\n"
         "from fleetkeeper_gateway.batch.validation.pipe import worker_command\n"
-        "child = subprocess.Popen(worker_command('/v1/embeddings', 9, 9),\n"
+        "child = subprocess.Popen(worker_command('/v1/embeddings'),\n"
         "    stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
         "print(child.pid, flush=True)\n"
         "child.wait()\n"
@@ -311,9 +386,3 @@ async def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> 
         os.kill(parent.pid, signal.SIGKILL)
         await parent.wait()
     await until(lambda: not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE)
-
-
-async def test_offsets_are_those_of_the_index(world: World) -> None:
-    await world.put(b"\n\n" + jsonl([line(1)]))
-    _, refs = await world.validator().validate(RECORD)
-    assert refs == [LineRef(0, 2, len(jsonl([line(1)])) - 1)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_gateway.batch.workers.pace import ANY, Pace, Paces, Slot
+from fleetkeeper_gateway.batch.workers.pace import Pace, Paces, Slot
 
 
 def fill(pace: Pace, now: float) -> list[Slot]:
@@ -23,23 +23,26 @@ def fill(pace: Pace, now: float) -> list[Slot]:
     return slots
 
 
+def answer(slot: Slot, now: float) -> None:
+    slot.pace.answered(slot.began, now)
+    slot.pace.ended(now)
+
+
+def refuse(slot: Slot, now: float, retry_after_s: float | None) -> None:
+    slot.pace.refused(slot.began, now, retry_after_s)
+    slot.pace.ended(now)
+
+
+def fail(slot: Slot, now: float) -> None:
+    slot.pace.failed(slot.began, now)
+    slot.pace.ended(now)
+
+
 def test_without_refusals_the_most_is_reached_within_seconds_although_lines_take_minutes() -> None:
     pace = Pace(256)
     for second in range(5):
         fill(pace, float(second))
     assert pace.running == 256
-
-
-def test_a_refusal_that_asks_for_no_pause_gets_longer_and_longer_ones() -> None:
-    pace = Pace(256)
-    now, pauses = 0.0, []
-    for _ in range(4):
-        slots = fill(pace, now)
-        for slot in slots:
-            slot.refused(now + 0.1, 0.0)
-        pauses.append(pace.wakes(now + 0.1) - (now + 0.1))
-        now = pace.wakes(now + 0.1)
-    assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0])
 
 
 def test_short_lines_reach_the_most_within_a_few_round_trips() -> None:
@@ -49,7 +52,7 @@ def test_short_lines_reach_the_most_within_a_few_round_trips() -> None:
         slots = fill(pace, now)
         now += 0.1
         for slot in slots:
-            slot.answered(now)
+            answer(slot, now)
     assert pace.free(now) == 256
 
 
@@ -59,20 +62,20 @@ def test_lines_that_were_sent_together_halve_it_once() -> None:
     slots = fill(pace, 0.0)
     assert len(slots) == 200
     for slot in slots:
-        slot.refused(1.0, 1.0)
+        refuse(slot, 1.0, 1.0)
     assert (pace.limit, pace.running) == (100.0, 0)
     assert pace.free(1.5) == 0
     assert pace.wakes(1.5) == 2.0
     (later, *_) = fill(pace, 2.0)
-    later.refused(2.1, 1.0)
+    refuse(later, 2.1, 1.0)
     assert pace.limit == 50.0
 
 
 def test_nothing_is_sent_before_retry_after_and_a_late_refusal_does_not_halve_again() -> None:
     pace = Pace(256)
     first, second, *_ = fill(pace, 0.0)
-    first.refused(1.0, 20.0)
-    second.refused(5.0, 3.0)
+    refuse(first, 1.0, 20.0)
+    refuse(second, 5.0, 3.0)
     assert pace.limit == 16.0
     assert pace.free(20.9) == 0
     assert pace.wakes(6.0) == 21.0
@@ -88,24 +91,25 @@ def test_a_closed_tier_gets_one_line_after_each_retry_after_and_all_again_once_i
         slots = fill(pace, now)
         sent.append(len(slots))
         for slot in slots:
-            slot.refused(now + 0.1, 5.0)
+            refuse(slot, now + 0.1, 5.0)
         now = pace.wakes(now + 0.1)
     assert sent[0] == 256
     assert sent[10:] == [1] * 30
     assert now >= 200.0
     for _ in range(9):
         for slot in fill(pace, now):
-            slot.answered(now + 1.0)
+            answer(slot, now + 1.0)
         now += 1.0
     assert pace.limit >= 128.0, "half of what ran before, at once"
 
 
-def test_refusals_without_retry_after_wait_longer_and_longer() -> None:
+@pytest.mark.parametrize("retry_after", [None, 0.0])
+def test_refusals_without_retry_after_wait_longer_and_longer(retry_after: float | None) -> None:
     pace = Pace(8)
     pauses, now = [], 0.0
     for _ in range(12):
         for slot in fill(pace, now):
-            slot.refused(now, None)
+            refuse(slot, now, retry_after)
         later = pace.wakes(now)
         pauses.append(later - now)
         now = later
@@ -122,11 +126,11 @@ def test_a_service_on_which_everything_fails_gets_time_so_that_few_lines_use_up_
         slots = fill(pace, now)
         sent += len(slots)
         for slot in slots:
-            slot.failed(now)
+            fail(slot, now)
         now = max(pace.wakes(now), now + 0.01)
     assert sent < 100
     (slot,) = fill(pace, now)
-    slot.answered(now)
+    answer(slot, now)
     assert pace.free(now) >= 1, "it goes on at once when the service is back"
 
 
@@ -134,7 +138,7 @@ def test_a_line_that_fails_among_others_slows_nothing_down() -> None:
     pace = Pace(256)
     for second in range(200):
         for number, slot in enumerate(fill(pace, float(second))):
-            slot.failed(second + 0.5) if number % 8 == 3 else slot.answered(second + 0.5)
+            fail(slot, second + 0.5) if number % 8 == 3 else answer(slot, second + 0.5)
     assert pace.limit == 256.0
 
 
@@ -142,7 +146,7 @@ def test_growth_needs_lines_that_use_it() -> None:
     pace = Pace(256)
     pace.limit = 100.0
     for number in range(1000):
-        pace.slot(float(number)).answered(number + 0.5)
+        answer(pace.slot(float(number)), number + 0.5)
     assert pace.limit == 100.0
 
 
@@ -157,7 +161,7 @@ def test_growth_needs_lines_that_use_it() -> None:
     ),
     st.integers(1, 300),
 )
-def test_whatever_happens_it_stays_within_its_bounds(
+def test_it_stays_within_its_bounds(
     steps: list[tuple[str, float, float | None]], most: int
 ) -> None:
     pace = Pace(most)
@@ -170,20 +174,20 @@ def test_whatever_happens_it_stays_within_its_bounds(
         elif open_slots:
             slot = open_slots.pop(0)
             if what == "answer":
-                slot.answered(now)
+                answer(slot, now)
             elif what == "refuse":
-                slot.refused(now, retry_after)
+                refuse(slot, now, retry_after)
             elif what == "fail":
-                slot.failed(now)
-            slot.end(now)
-            slot.end(now)
+                fail(slot, now)
+            else:
+                pace.ended(now)
         assert pace.running == len(open_slots) <= most
         assert 1.0 <= pace.limit <= most
         assert 0 <= pace.free(now) <= most
         assert pace.wakes(now) >= now
     end = max(now, 0.0) + 301.0
-    for slot in open_slots:
-        slot.end(end)
+    for _ in open_slots:
+        pace.ended(end)
     assert pace.free(end) >= 1, "it never stops for good"
 
 
@@ -233,11 +237,11 @@ def test_an_engine_that_refuses_is_kept_busy(runs: int, waits: int, seconds: flo
             if retry_after is None:
                 open_slots[number] = slot
             else:
-                slot.refused(now, retry_after)
+                refuse(slot, now, retry_after)
         wakes = pace.wakes(now)
         if engine.running and engine.running[0][0] <= wakes:
             now, number = engine.finish()
-            open_slots.pop(number).answered(now)
+            answer(open_slots.pop(number), now)
         else:
             assert math.isfinite(wakes)
             now = max(wakes, now + 0.001)
@@ -245,18 +249,41 @@ def test_an_engine_that_refuses_is_kept_busy(runs: int, waits: int, seconds: flo
     assert engine.done / unlimited >= 0.85, f"{engine.done} of {unlimited:g}"
 
 
-def test_what_is_free_is_shared_among_models() -> None:
+def test_a_service_that_answers_nothing_for_five_minutes_gets_no_new_lines_and_half_the_places() -> (
+    None
+):
+    pace = Pace(256)
+    pace.limit = 200.0
+    first, second, *_ = fill(pace, 0.0)
+    assert pace.rests(299.0) == 0.0
+    assert pace.rests(300.0) == math.inf
+    assert pace.free(300.0) == 0
+    assert pace.limit == 128.0
+    answer(first, 400.0)
+    assert pace.rests(400.0) == 0.0
+    assert pace.free(400.0) == 0, "more than half still run"
+    refuse(second, 401.0, None)
+    assert 0.0 < pace.rests(401.0) < 300.0, "a refusal is an answer too"
+
+
+def test_a_service_for_which_nothing_runs_is_not_silent() -> None:
+    pace = Pace(256)
+    pace.slot(0.0)
+    pace.ended(1.0)
+    assert pace.free(1000.0) == 32
+    fill(pace, 1000.0)
+    assert pace.rests(1200.0) == 0.0
+
+
+def test_routes_are_forgotten_when_nothing_ran_for_long() -> None:
     paces = Paces(100)
-    assert paces.free(0.0) == {ANY: 32}
-    slots = [paces.of("a").slot(0.0) for _ in range(30)]
-    assert paces.free(0.0) == {"a": 2, ANY: 32}
-    slots += [paces.of("b").slot(0.0) for _ in range(30)]
-    assert paces.free(0.5) == {"a": 2, "b": 2, ANY: 13}
-    slots += [paces.of("c").slot(0.5) for _ in range(39)]
-    assert all(count <= 1 for count in paces.free(0.5).values())
-    slots.append(paces.of("c").slot(0.5))
-    assert paces.free(0.5) == {}
-    for slot in slots:
-        slot.end(1.0)
-    assert paces.running == 0
-    assert paces.free(1000.0) == {ANY: 32}, "models that nothing ran for are forgotten"
+    for name in "ab":
+        paces.of(name).slot(0.0)
+    paces.of("b").ended(0.0)
+    paces.forget(1000.0)
+    assert list(paces.all()) == ["a"], "one that is running stays"
+    paces.of("a").ended(1000.0)
+    paces.forget(1500.0)
+    assert list(paces.all()) == ["a"]
+    paces.forget(1601.0)
+    assert not paces.all()

@@ -15,12 +15,13 @@ from aiohttp import web
 
 from fleetkeeper.adapters.keys import new_grant_keys
 from fleetkeeper_contract.client_keys import ANONYMOUS
-from fleetkeeper_gateway.batch.interfaces import NotAnswered
+from fleetkeeper_gateway.batch.interfaces import AnswerTooLarge, NotAnswered
 from fleetkeeper_gateway.batch.workers import sender as module
 from fleetkeeper_gateway.batch.workers.sender import UpstreamSender, retry_after
 from fleetkeeper_gateway.grants.keys import KeyFiles
 from fleetkeeper_gateway.grants.signer import BatchTokenReader, BatchTokenSigner
 from fleetkeeper_local.control_plane.ports import free_ports
+from tests.gateway.batch.workers.memory import until
 
 PATH = "/v1/chat/completions"
 BODY = b'{"model":"m"}'
@@ -93,7 +94,13 @@ def keys(tmp_path: Path, clock: Clock) -> KeyFiles:
 async def sending(
     url: str, keys: KeyFiles, clock: Clock, **changes: Any
 ) -> AsyncIterator[UpstreamSender]:
-    options = {"key_file": None, "timeout_s": 60.0, "monotonic": clock, **changes}
+    options = {
+        "key_file": None,
+        "timeout_s": 60.0,
+        "answer_bytes": 8_388_608,
+        "monotonic": clock,
+        **changes,
+    }
     sender = UpstreamSender(url, tokens=BatchTokenSigner(keys, clock), **options)
     try:
         yield sender
@@ -101,31 +108,50 @@ async def sending(
         await sender.close()
 
 
-async def test_answers_that_come_at_once_take_bounded_memory(
-    upstream: Upstream, keys: KeyFiles, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that has no room is as one that was refused, and the next has room again."""
-    monkeypatch.setattr(module, "MAX_READING_BYTES", 1_500_000)
-    go_on = asyncio.Event()
+class Large:
+    """Answers that do not end before a test says so."""
 
-    async def large(request: web.Request) -> web.StreamResponse:
+    def __init__(self, size: int, *, says_length: bool) -> None:
+        self.size, self.says_length = size, says_length
+        self.go_on = asyncio.Event()
+        self.begun = 0
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
+        if self.says_length:
+            response.content_length = self.size
         await response.prepare(request)
-        await response.write(b"x" * 1_000_000)
-        await go_on.wait()
+        await response.write(b"x" * 100_000)
+        self.begun += 1
+        await self.go_on.wait()
+        await response.write(b"x" * (self.size - 100_000))
         await response.write_eof()
         return response
 
-    upstream.script = large
-    async with sending(upstream.url, keys, clock) as sender:
-        tasks = [asyncio.create_task(sender.send("key-1", PATH, BODY)) for _ in range(2)]
-        (refused,), (first,) = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        error = refused.exception()
-        assert isinstance(error, NotAnswered)
-        assert not error.sent
-        go_on.set()
-        assert len((await first).body) == 1_000_000
-        assert len((await sender.send("key-1", PATH, BODY)).body) == 1_000_000
+
+@pytest.mark.parametrize("says_length", [True, False])
+async def test_large_answers_are_read_as_there_is_room_and_none_is_lost(
+    upstream: Upstream,
+    keys: KeyFiles,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    says_length: bool,
+) -> None:
+    """A key that takes all the room that it may leaves some to others."""
+    monkeypatch.setattr(module, "READING_BYTES", 4_000_000)
+    script = upstream.script = Large(1_000_000, says_length=says_length)
+    async with sending(upstream.url, keys, clock, answer_bytes=1_000_000) as sender:
+        tasks = [asyncio.create_task(sender.send("key-1", PATH, BODY)) for _ in range(6)]
+        await until("all answer", lambda: script.begun == 6)
+        room = sender._reading
+        await until("it is full", lambda: room._held["key-1"] == 2_000_000)
+        other = asyncio.create_task(sender.send("key-2", PATH, BODY))
+        await until("another key has room", lambda: room._held["key-2"] == 1_000_000)
+        script.go_on.set()
+        answers = await asyncio.gather(other, *tasks)
+        assert [len(one.body) for one in answers] == [1_000_000] * 7
+        assert room._free == 4_000_000
 
 
 async def test_a_line_is_sent_on_behalf_of_its_key(
@@ -144,18 +170,6 @@ async def test_a_line_is_sent_on_behalf_of_its_key(
         other = upstream.headers["authorization"].removeprefix("Bearer ")
         assert BatchTokenReader(keys, clock).key_of(other) == "key-2"
         assert upstream.headers["x-request-id"] != headers["x-request-id"]
-
-
-async def test_an_answer_says_whether_the_gateway_refused_the_line(
-    upstream: Upstream, keys: KeyFiles, clock: Clock
-) -> None:
-    async def refuse(_request: web.Request) -> web.StreamResponse:
-        return web.Response(status=429, headers={"X-Fleetkeeper-Refused": "rate_limit_exceeded"})
-
-    async with sending(upstream.url, keys, clock) as sender:
-        assert (await sender.send("key-1", PATH, BODY)).refused is None
-        upstream.script = refuse
-        assert (await sender.send("key-1", PATH, BODY)).refused == "rate_limit_exceeded"
 
 
 async def test_a_token_is_valid_whenever_it_is_sent(
@@ -206,18 +220,22 @@ async def test_without_a_key_for_grants_only_anonymous_lines_are_sent(
     assert len(upstream.received) == 1
 
 
+@pytest.mark.parametrize("refused", [None, "rate_limit_exceeded"])
 @pytest.mark.parametrize("status", [302, 400, 429, 500, 503])
 async def test_any_complete_answer_is_returned(
-    upstream: Upstream, keys: KeyFiles, clock: Clock, status: int
+    upstream: Upstream, keys: KeyFiles, clock: Clock, status: int, refused: str | None
 ) -> None:
     async def script(request: web.Request) -> web.StreamResponse:
         headers = {"Retry-After": "7", "Location": "http://127.0.0.1:1/"}
+        if refused:
+            headers["X-Fleetkeeper-Refused"] = refused
         return web.Response(status=status, body=b"why", headers=headers)
 
     upstream.script = script
     async with sending(upstream.url, keys, clock) as sender:
         answer = await sender.send("key-1", PATH, BODY)
         assert (answer.status, answer.body, answer.retry_after_s) == (status, b"why", 7.0)
+        assert answer.refused == refused
         assert answer.request_id == upstream.headers["x-request-id"]
 
 
@@ -263,22 +281,23 @@ async def test_an_answer_that_takes_too_long_is_given_up(
         assert refused.value.sent
 
 
-async def test_an_answer_that_is_too_large_is_given_up(
-    upstream: Upstream, keys: KeyFiles, clock: Clock, monkeypatch: pytest.MonkeyPatch
+async def test_an_answer_that_is_too_large_is_not_asked_for_again(
+    upstream: Upstream, keys: KeyFiles, clock: Clock
 ) -> None:
-    monkeypatch.setattr(module, "MAX_ANSWER_BYTES", 200_000)
-
     async def script(request: web.Request) -> web.StreamResponse:
-        return web.Response(body=b"x" * size)
+        return web.Response(body=b"x" * size, status=status)
 
     upstream.script = script
-    async with sending(upstream.url, keys, clock) as sender:
-        size = 200_000
+    async with sending(upstream.url, keys, clock, answer_bytes=200_000) as sender:
+        size, status = 200_000, 200
         assert len((await sender.send("key-1", PATH, BODY)).body) == size
         size += 1
-        with pytest.raises(NotAnswered, match="more than") as refused:
+        with pytest.raises(AnswerTooLarge, match="more than 200000 bytes") as refused:
             await sender.send("key-1", PATH, BODY)
-        assert refused.value.sent
+        assert refused.value.most == 200_000
+        status = 503
+        assert (await sender.send("key-1", PATH, BODY)).status == 503, "it is no result"
+        assert sender._reading._free == module.READING_BYTES
 
 
 async def test_a_large_body_arrives_whole(upstream: Upstream, keys: KeyFiles, clock: Clock) -> None:

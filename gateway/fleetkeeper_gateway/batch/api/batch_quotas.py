@@ -1,0 +1,85 @@
+"""What a key may have of batches: how many that have not ended, their lines, and how many in all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fleetkeeper_gateway.batch.api.checks import NO_RETRY
+from fleetkeeper_gateway.batch.api.key_state import KeyState
+from fleetkeeper_gateway.batch.api.parts import ApiParts
+from fleetkeeper_gateway.batch.model import MAX_LINES, BatchRecord, FileRecord
+from fleetkeeper_gateway.http.errors import Refusal
+
+_MIN_LINE_BYTES: Final = 64
+"""A line has an ID, a method, an address and a body."""
+
+
+async def check_batch_quotas(parts: ApiParts, key_id: str, key: KeyState, lines: int) -> None:
+    """Check that a key may have one more batch, of at most so many lines.
+
+    Raises:
+        Refusal: if it may not.
+    """
+    active = await parts.batches.active_ids(key_id)
+    most = parts.settings.batch_key_active
+    if len(active) >= most:
+        raise _exceeded(
+            "batch_quota_exceeded",
+            f"Your key has {len(active)} batches that have not ended, and may have {most}.",
+        )
+    key.lines = {batch_id: key.lines.get(batch_id, MAX_LINES) for batch_id in active}
+    await _check_lines(parts, key_id, key, lines)
+    if key.room < 1:
+        key.room = await _room(parts, key_id)
+    key.room -= 1
+
+
+def most_lines(file: FileRecord) -> int:
+    """Return how many lines a file can have."""
+    return min(MAX_LINES, 1 + file.bytes // _MIN_LINE_BYTES)
+
+
+async def _check_lines(parts: ApiParts, key_id: str, key: KeyState, new: int) -> None:
+    most = parts.settings.batch_key_lines
+    if sum(key.lines.values()) + new > most:
+        # What batches really have is read only if it decides.
+        key.lines |= await _read_lines(parts, key_id, [*key.lines])
+    if (queued := sum(key.lines.values())) + new > most:
+        raise _exceeded(
+            "line_quota_exceeded",
+            f"The batches of your key that have not ended have up to {queued} lines, this one up to "
+            f"{new}, and all may have {most}. Until a file was read, its lines follow from its size.",
+        )
+
+
+async def _read_lines(parts: ApiParts, key_id: str, batch_ids: Sequence[str]) -> dict[str, int]:
+    """Return the lines of batches whose input file was read."""
+
+    async def lines(record: BatchRecord) -> dict[str, int]:
+        found = await parts.batches.validated(record)
+        if found is None:
+            return {}
+        return {record.id: 0 if found.mistakes else found.lines}
+
+    known: dict[str, int] = {}
+    for one in await parts.of_batches(key_id, batch_ids, lines):
+        known |= one
+    return known
+
+
+async def _room(parts: ApiParts, key_id: str) -> int:
+    """Return the batches that a key may add before all of them are counted again."""
+    most = parts.settings.batch_key_batches
+    room = await parts.batches.make_room(key_id, most)
+    if room < 1:
+        raise _exceeded(
+            "batch_quota_exceeded",
+            f"Your key may have {most} batches, and none of those that it has can be deleted.",
+        )
+    # Half of it: another replica may find the same room.
+    return (room + 1) // 2
+
+
+def _exceeded(code: str, message: str) -> Refusal:
+    return Refusal(429, code, f"{message} Wait for one, or cancel one.", headers=NO_RETRY)

@@ -1,0 +1,53 @@
+"""What one replica keeps of a key: turns, so that its requests do not overtake one another, and counts.
+
+Between replicas nothing is locked. Two that accept at the same moment may exceed a quota by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Final
+
+from fleetkeeper_gateway.http.errors import Refusal
+
+MAX_UPLOADS: Final = 8
+"""Uploads of one key that are read at the same time. Others wait, so the store holds no more unfinished files."""
+MAX_DOWNLOADS: Final = 8
+"""Files of one key that are sent at the same time. Others wait, so slow readers hold no more parts in memory."""
+_MINUTE_S = 60.0
+
+
+class KeyState:
+    """The state of one key. It is never forgotten: keys are few, because operators make them."""
+
+    def __init__(self) -> None:
+        self.change = asyncio.Lock()
+        """Held from a check of what the key has until the change that depends on it."""
+        self.uploads = asyncio.Semaphore(MAX_UPLOADS)
+        self.downloads = asyncio.Semaphore(MAX_DOWNLOADS)
+        self.lines: dict[str, int] = {}
+        """The most lines that its active batches may have, by their ID."""
+        self.room = 0
+        """Batches that it may add before all of them are counted again."""
+        self._calls = 0.0
+        """Those that have not come back: a key has the calls of a minute, and they come back evenly."""
+        self._counted = 0.0
+
+    def take_call(self, per_minute: int, now: float) -> None:
+        """Count a call, at a time in seconds that does not go back.
+
+        Raises:
+            Refusal: if the key has none left.
+        """
+        calls = max(0.0, self._calls - (now - self._counted) * per_minute / _MINUTE_S) + 1
+        if calls > per_minute:
+            wait_s = math.ceil((calls - per_minute) * _MINUTE_S / per_minute)
+            raise Refusal(
+                429,
+                "call_quota_exceeded",
+                f"Your key may make {per_minute} calls a minute about files and batches. "
+                f"Try again in {wait_s} s.",
+                headers={"retry-after": str(wait_s)},
+            )
+        self._calls, self._counted = calls, now

@@ -1,0 +1,158 @@
+"""A part of a chunk's log, as an object. Pure.
+
+head       magic, closing, results by outcome, attempts, bytes of the body, checksum of the head
+body       attempts (line, trouble), then results by line (line, outcome, bytes of the text, text)
+checksum   of all before it
+
+The head has a checksum of its own because progress is read from heads alone. Each version must keep the
+place of the magic word and of the last checksum: by them another version knows what is not damaged.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from fleetkeeper_gateway.batch.model import Attempt, Result, Trouble
+
+MAGIC: Final = b"FKC1"
+_HEAD: Final = struct.Struct("<4s?IIIIQ")
+CHECKSUM: Final = struct.Struct("<I")
+HEAD_BYTES: Final = _HEAD.size + CHECKSUM.size
+_ATTEMPT: Final = struct.Struct("<IB")
+_RESULT: Final = struct.Struct("<IBI")
+FAILED, OK, DID_NOT_RUN = range(3)
+
+
+class DamagedPart(ValueError):
+    """The content is not what was written."""
+
+
+class UnknownPart(ValueError):
+    """The content is whole, and a version that is not known wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a part has, in short."""
+
+    closing: bool
+    """Whether it ends the log."""
+    ok: int
+    failed: int
+    did_not_run: int
+    attempts: int
+    body: int
+    """Bytes of the body."""
+
+
+class Entry(NamedTuple):
+    """Where the result of a line is in a part, and how it is recognized."""
+
+    offset: int
+    size: int
+    outcome: int
+    checksum: int
+
+    def result(self, line: int, text: bytes) -> Result:
+        """Return the result, with its text."""
+        return Result(line, self.outcome == OK, text, self.outcome != DID_NOT_RUN)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part without its texts."""
+
+    head: Head
+    attempts: Sequence[Attempt]
+    entries: Sequence[tuple[int, Entry]]
+    """Lines with their results, by line."""
+
+
+def size_of(result: Result) -> int:
+    """Return the bytes that a result takes in a part."""
+    return _RESULT.size + len(result.text)
+
+
+def size_without(attempts: int) -> int:
+    """Return the bytes of a part with some attempts and no results."""
+    return HEAD_BYTES + attempts * _ATTEMPT.size + CHECKSUM.size
+
+
+def outcome_of(result: Result) -> int:
+    """Return a result's outcome as a part has it."""
+    if not result.ran:
+        return DID_NOT_RUN
+    return OK if result.ok else FAILED
+
+
+def encode(results: Iterable[Result], attempts: Iterable[Attempt], *, closing: bool) -> bytes:
+    """Return the content of a part."""
+    pieces = [_ATTEMPT.pack(one.line, one.trouble) for one in attempts]
+    noted = len(pieces)
+    outcomes: Counter[int] = Counter()
+    for one in sorted(results, key=lambda result: result.line):
+        outcome = outcome_of(one)
+        outcomes[outcome] += 1
+        pieces += (_RESULT.pack(one.line, outcome, len(one.text)), one.text)
+    counts = (outcomes[OK], outcomes[FAILED], outcomes[DID_NOT_RUN])
+    head = _HEAD.pack(MAGIC, closing, *counts, noted, sum(map(len, pieces)))
+    content = b"".join((head, CHECKSUM.pack(crc32(head)), *pieces))
+    return content + CHECKSUM.pack(crc32(content))
+
+
+def decode_head(content: bytes, size: int) -> Head:
+    """Return the head of a part.
+
+    Args:
+        content: its first `HEAD_BYTES` bytes, or more.
+        size: bytes of the whole object.
+
+    Raises:
+        DamagedPart: if it is no such head, or the object has another size than it says.
+        UnknownPart: if another version wrote it.
+    """
+    if content[: len(MAGIC)] != MAGIC:
+        raise UnknownPart(f"it begins with {content[: len(MAGIC)]!r}")
+    if size < HEAD_BYTES + CHECKSUM.size or len(content) < HEAD_BYTES:
+        raise DamagedPart(f"it has {size} bytes")
+    if CHECKSUM.unpack_from(content, _HEAD.size) != (crc32(content[: _HEAD.size]),):
+        raise DamagedPart("the checksum of its head is wrong")
+    head = Head(*_HEAD.unpack_from(content)[1:])
+    if HEAD_BYTES + head.body + CHECKSUM.size != size:
+        raise DamagedPart(f"it has {size} bytes, and a body of {head.body} is in its head")
+    return head
+
+
+def decode(content: bytes) -> Part:
+    """Return a part.
+
+    Raises:
+        DamagedPart: if the content is not what was written.
+        UnknownPart: if another version wrote it.
+    """
+    end = len(content) - CHECKSUM.size
+    if end < len(MAGIC) or CHECKSUM.unpack_from(content, end) != (
+        crc32(memoryview(content)[:end]),
+    ):
+        raise DamagedPart("its checksum is wrong")
+    head = decode_head(content, len(content))
+    first = HEAD_BYTES + head.attempts * _ATTEMPT.size
+    attempts = [
+        Attempt(line, Trouble(trouble))
+        for line, trouble in _ATTEMPT.iter_unpack(content[HEAD_BYTES:first])
+    ]
+    return Part(head, attempts, list(_entries(memoryview(content)[:end], first)))
+
+
+def _entries(content: memoryview, position: int) -> Iterator[tuple[int, Entry]]:
+    while position < len(content):
+        line, outcome, size = _RESULT.unpack_from(content, position)
+        position += _RESULT.size
+        text = content[position : position + size]
+        yield line, Entry(position, size, outcome, crc32(text))
+        position += size

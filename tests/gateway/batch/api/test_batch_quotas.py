@@ -1,0 +1,230 @@
+"""What a key may have and do: batches, their lines, and calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from fleetkeeper_gateway.batch.api.key_state import KeyState
+from fleetkeeper_gateway.batch.interfaces import StorageError
+from fleetkeeper_gateway.batch.model import (
+    BatchRecord,
+    Counts,
+    FileRecord,
+    Final,
+    Mistake,
+    Status,
+    Validated,
+)
+from fleetkeeper_gateway.batch.settings import BatchSettings
+from fleetkeeper_gateway.batch.storage import BrokenObject
+from fleetkeeper_gateway.http.errors import Refusal
+from tests.support.batch_api import CHAT, ApiWorld, jsonl, line
+
+DATA = jsonl([line(1)])
+LARGE = 50_000 * 64
+"""Bytes that may have the most lines."""
+
+
+async def input_file(world: ApiWorld, size: int = len(DATA), key: str = "one") -> str:
+    """Store an input file of so many bytes, which nobody reads."""
+    number = len(world.files.kept)
+    record = FileRecord(f"file-{number:032x}", key, "in", "batch", size, int(world.now))
+    await world.files.add(record, b"")
+    return record.id
+
+
+async def create(client: openai.AsyncOpenAI, file_id: str) -> Any:
+    return await client.batches.create(
+        input_file_id=file_id, endpoint=CHAT, completion_window="24h"
+    )
+
+
+async def validated(world: ApiWorld, record: BatchRecord, lines: int, *mistakes: Mistake) -> None:
+    found = Validated(lines, "m", 1, int(world.now), mistakes)
+    await world.batches.put_validated(record, found, ())
+
+
+async def end(world: ApiWorld, record: BatchRecord) -> None:
+    await world.batches.put_final(record, Final(Status.COMPLETED, int(world.now), Counts()))
+    await world.batches.forget_active(record)
+
+
+@pytest.mark.promise("batch-quotas")
+async def test_a_key_has_a_number_of_lines_in_batches_that_have_not_ended() -> None:
+    world = ApiWorld(BatchSettings(batch_key_lines=100_010))
+    async with world.running(), world.client() as client, world.client("two") as other:
+        file_id = await input_file(world, LARGE)
+        await create(client, file_id)
+        await create(client, file_id)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await create(client, file_id)
+        assert refused.value.code == "line_quota_exceeded"
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        assert "100010" in refused.value.message
+        await create(other, await input_file(world, LARGE, "two"))
+        # Two lines are no 50,000, once that is known; a file with mistakes has no lines that run.
+        await validated(world, world.created[0], 2)
+        await create(client, file_id)
+        with pytest.raises(openai.RateLimitError):
+            await create(client, file_id)
+        await validated(world, world.created[1], 50_000, Mistake("too_many_lines", ""))
+        await create(client, file_id)
+        with pytest.raises(openai.RateLimitError):
+            await create(client, file_id)
+        await end(world, world.created[3])
+        await create(client, file_id)
+
+
+async def test_lines_follow_from_the_size_until_a_restart_and_then_from_what_was_read() -> None:
+    world = ApiWorld(BatchSettings(batch_key_lines=100_000))
+    async with world.running(), world.client() as client:
+        file_id = await input_file(world, 64 * 10)
+        for _ in range(100):
+            await create(client, file_id)
+    # What a file may have is not known any more, so all batches are read.
+    for record in world.created:
+        await validated(world, record, 500)
+    async with world.running(), world.client() as client:
+        await create(client, file_id)
+        with pytest.raises(openai.RateLimitError):
+            await create(client, await input_file(world, LARGE))
+
+
+async def test_a_broken_record_counts_as_much_as_it_may_have() -> None:
+    world = ApiWorld(BatchSettings(batch_key_lines=100_000))
+    async with world.running(), world.client() as client:
+        file_id = await input_file(world, LARGE)
+        await create(client, file_id)
+        await create(client, file_id)
+        await validated(world, world.created[1], 2)
+        read = world.batches.validated
+
+        async def broken(record: BatchRecord) -> Validated | None:
+            if record == world.created[0]:
+                raise BrokenObject("it is broken")
+            return await read(record)
+
+        world.batches.validated = broken  # type: ignore[method-assign]
+        await create(client, await input_file(world, 64 * 40_000))
+        with pytest.raises(openai.RateLimitError):
+            await create(client, file_id)
+
+
+@pytest.mark.promise("batch-quotas")
+async def test_the_batches_that_ended_first_are_deleted_for_new_ones() -> None:
+    world = ApiWorld(BatchSettings(batch_key_batches=5))
+    async with world.running(), world.client() as client:
+        file_id = await input_file(world)
+        for _ in range(5):
+            await create(client, file_id)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await create(client, file_id)
+        assert refused.value.code == "batch_quota_exceeded"
+        for record in world.created[1:]:
+            await end(world, record)
+        new = [(await create(client, file_id)).id for _ in range(3)]
+        kept = [one.id async for one in client.batches.list()]
+        assert kept == [*reversed(new), world.created[4].id, world.created[0].id]
+        with pytest.raises(openai.NotFoundError):
+            await client.batches.retrieve(world.created[1].id)
+
+
+async def test_creating_and_cancelling_in_a_loop_keeps_a_bounded_number() -> None:
+    world = ApiWorld(BatchSettings(batch_key_batches=20, batch_key_active=5))
+    counted = 0
+    make_room = world.batches.make_room
+
+    async def noted(key_id: str, most: int) -> int:
+        nonlocal counted
+        counted += 1
+        return await make_room(key_id, most)
+
+    world.batches.make_room = noted  # type: ignore[method-assign]
+    async with world.running(), world.client() as client:
+        file_id = await input_file(world)
+        for _ in range(50):
+            await client.batches.cancel((await create(client, file_id)).id)
+            await end(world, world.created[-1])
+        assert len(world.batches.kept) <= 20
+    # Not all batches are listed for each new one, as long as there is room.
+    assert counted <= 6 + 30
+
+
+async def test_a_key_has_a_number_of_calls_a_minute() -> None:
+    world = ApiWorld(BatchSettings(batch_key_calls=5))
+    async with world.running(), world.client() as client, world.client("two") as other:
+        results = await asyncio.gather(
+            *(client.files.list() for _ in range(6)), return_exceptions=True
+        )
+        (refused,) = [one for one in results if isinstance(one, openai.RateLimitError)]
+        assert refused.code == "call_quota_exceeded"
+        assert refused.response.headers["retry-after"] == "12"
+        with pytest.raises(openai.RateLimitError):
+            await client.get("/unknown", cast_to=object)
+        await other.files.list()
+
+
+def test_calls_come_back_with_time() -> None:
+    key = KeyState()
+    for _ in range(60):
+        key.take_call(60, 100.0)
+    for _ in range(3):
+        # What is refused takes nothing.
+        with pytest.raises(Refusal) as refused:
+            key.take_call(60, 100.0)
+    assert dict(refused.value.headers)[b"retry-after"] == b"1"
+    for now, calls in ((102.0, 2), (3702.0, 60)):
+        for _ in range(calls):
+            key.take_call(60, now)
+        with pytest.raises(Refusal):
+            key.take_call(60, now)
+
+
+async def test_a_broken_batch_hides_no_other_of_a_list() -> None:
+    world = ApiWorld()
+    async with world.running(), world.client() as client:
+        file_id = await input_file(world)
+        ids = [(await create(client, file_id)).id for _ in range(5)]
+        final = world.batches.final
+
+        async def broken(record: BatchRecord) -> Final | None:
+            if record.id == ids[2]:
+                raise BrokenObject("it is broken")
+            return await final(record)
+
+        world.batches.final = broken  # type: ignore[method-assign]
+        found = [one.id async for one in client.batches.list(limit=2)]
+        assert sorted(found) == sorted({*ids} - {ids[2]})
+
+        async def failing(record: BatchRecord) -> Final | None:
+            raise StorageError("the store is down")
+
+        world.batches.final = failing  # type: ignore[method-assign]
+        with pytest.raises(openai.InternalServerError):
+            await client.batches.list()
+
+
+async def test_a_page_reads_no_more_batches_than_it_shows() -> None:
+    world = ApiWorld()
+    async with world.running(), world.client() as client:
+        file_id = await input_file(world)
+        for _ in range(100):
+            await create(client, file_id)
+            await end(world, world.created[-1])
+        read: list[str] = []
+        final = world.batches.final
+
+        async def noted(record: BatchRecord) -> Final | None:
+            read.append(record.id)
+            return await final(record)
+
+        world.batches.final = noted  # type: ignore[method-assign]
+        page = await client.batches.list(limit=1)
+        assert read == [one.id for one in page.data] == [world.created[-1].id]
+        page = await client.batches.list(limit=2, after=world.created[50].id)
+        assert [one.id for one in page.data] == [world.created[n].id for n in (49, 48)]
+        assert len(read) == 3

@@ -1,0 +1,104 @@
+"""The largest inputs of each call, and how long they keep the event loop of all keys at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from fleetkeeper_gateway.batch.model import BatchRecord, Counts, FileRecord, Status
+from fleetkeeper_gateway.batch.model import Final as End
+from fleetkeeper_gateway.batch.settings import BatchSettings
+from fleetkeeper_gateway.batch.storage import create_storage
+from fleetkeeper_gateway.batch.storage.batches import BATCH, END
+from fleetkeeper_gateway.batch.storage.files import FILE
+from tests.support.batch_api import CHAT, ApiWorld, RawClient
+from tests.support.longest_turn import LONGEST, longest_turn
+
+FILES: Final = 10_000
+"""The default quota of files of a key, and the most of one list."""
+BATCHES: Final = 10_000
+"""The default quota of batches of a key."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ApiWorld]:
+    """An API over a directory, whose objects tests write themselves."""
+    world = ApiWorld(BatchSettings(batch_store=f"file://{tmp_path}/store"))
+    storage = create_storage(world.settings, wall=lambda: world.now)
+    world.set(objects=storage.objects, files=storage.files, batches=storage.batches)
+    async with world.running():
+        yield world
+    storage.close()
+
+
+def put(tmp_path: Path, path: str, content: bytes) -> None:
+    file = tmp_path / "store" / path
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+
+
+async def get(raw: RawClient, path: str) -> bytes:
+    """Send a request. Return the body of its answer, which is not parsed."""
+    await raw.ask("GET", path)
+    head = await raw.head()
+    body = await raw.content(head)
+    assert head.startswith("http/1.1 200 ")
+    return body
+
+
+async def test_a_list_of_all_files(world: ApiWorld, tmp_path: Path) -> None:
+    for number in range(FILES):
+        record = FileRecord(
+            f"file-{number:032x}", "one", "in.jsonl", "batch", 5, int(world.now) - number
+        )
+        put(tmp_path, f"keys/one/files/{record.id}/file.json", FILE.encode(record))
+    async with world.connected() as raw:
+        listed = json.loads(await get(raw, "/v1/files"))
+        assert len(listed["data"]) == FILES
+        assert await longest_turn(lambda: get(raw, "/v1/files")) < LONGEST
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_a_page_of_many_batches(world: ApiWorld, tmp_path: Path, limit: int) -> None:
+    for number in range(BATCHES):
+        record = BatchRecord(
+            f"batch_{number:032x}",
+            "one",
+            "file-" + "0" * 32,
+            CHAT,
+            "24h",
+            int(world.now),
+            int(world.now),
+            {f"{pair:064}": "x" * 512 for pair in range(16)} if number % 100 == 0 else {},
+        )
+        root = f"keys/one/batches/{record.id}"
+        put(tmp_path, f"{root}/batch.json", BATCH.encode(record))
+        final = END.encode(End(Status.COMPLETED, int(world.now), Counts(1, 1)))
+        (tmp_path / "store" / root / "final.json").write_bytes(final)
+    path = f"/v1/batches?limit={limit}"
+    async with world.connected() as raw:
+        assert len(json.loads(await get(raw, path))["data"]) == limit
+        assert await longest_turn(lambda: get(raw, path)) < LONGEST
+
+
+@pytest.mark.parametrize(
+    "fill",
+    ["{}", "[]", "1", '"a"', '{"a":[]}'],
+    ids=["objects", "lists", "numbers", "texts", "mixed"],
+)
+async def test_the_body_of_a_new_batch(world: ApiWorld, fill: str) -> None:
+    body = f'{{"metadata":[{",".join([fill] * (65_000 // (len(fill) + 1)))}]}}'.encode()
+
+    async def create(raw: RawClient) -> None:
+        await raw.ask("POST", "/v1/batches", body)
+        status, answer = await raw.answer()
+        assert status == 400, answer
+
+    async with world.connected() as raw:
+        assert await longest_turn(lambda: create(raw)) < LONGEST
