@@ -33,6 +33,8 @@ RETRY_S: Final = 5.0
 """Retry-After of a refused line."""
 MOST_EACH: Final = 256.0
 """Lines that may run for each ready replica."""
+MOST: Final = 896.0
+"""Lines that may run at all: one key may have 7/8 of the places of a batch process, which has 1,024 by default."""
 
 
 class BatchLine(Request):
@@ -88,7 +90,7 @@ class BatchClient:
 
     def _send(self, cluster: Cluster, now: float) -> None:
         ready = sum([pod.engine is not None for pod in cluster.pods.values()])
-        self._may_run = min(self._may_run * GROWTH, MOST_EACH * max(1, ready))
+        self._may_run = min(self._may_run * GROWTH, MOST_EACH * max(1, ready), MOST)
         for work in self._open:
             while work.waiting and self.in_flight < int(self._may_run):
                 line = BatchLine(now, self.tier, work.waiting[0], work)
