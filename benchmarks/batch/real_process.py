@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -30,9 +31,25 @@ POLL_S = 0.2
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
+@dataclass(frozen=True)
+class RealProcess:
+    """The process, and what a benchmark asks beside its API."""
+
+    api: BatchApi
+    """With the key of a client."""
+    url: str
+    key: str
+    pid: int
+    redis: RedisServer
+    store: str
+    """As the settings name it."""
+
+
 @asynccontextmanager
-async def running_process(folder: Path, upstream: str, model: str) -> AsyncIterator[BatchApi]:
-    """Run the process; provide its API with the key of a client."""
+async def running_process(
+    folder: Path, upstream: str, model: str, **settings: str
+) -> AsyncIterator[RealProcess]:
+    """Run the process."""
     (folder / "store").mkdir(parents=True)
     ensure_redis()
     redis = RedisServer(folder / "redis").start()
@@ -45,24 +62,26 @@ async def running_process(folder: Path, upstream: str, model: str) -> AsyncItera
             api.put(
                 key_secret("bench", key, namespaces="team-a", **{client_keys.HIGHEST_TIER: "batch"})
             )
-            settings = {
+            url, store = f"http://127.0.0.1:{port}", f"file://{folder / 'store'}"
+            own = {
                 "HOST": "127.0.0.1",
                 "BATCH_PORT": str(port),
                 "BATCH_ADMIN_PORT": str(admin_port),
-                "BATCH_STORE": f"file://{folder / 'store'}",
+                "BATCH_STORE": store,
                 "BATCH_UPSTREAM": upstream,
                 "BATCH_UPSTREAM_KEY_FILE": str(folder / "upstream-key"),
                 "REDIS_URL": redis.url,
                 "KUBECONFIG": str(api.write_kubeconfig(folder / "kubeconfig")),
                 "KEYS_NAMESPACE": KEYS_NAMESPACE,
+                **settings,
             }
-            process = _started(folder / "log", settings)
+            process = _started(folder / "log", own)
             try:
                 await _until_ready(
                     f"http://127.0.0.1:{admin_port}/healthz/ready", process, folder / "log"
                 )
-                async with batch_api(f"http://127.0.0.1:{port}", key) as client:
-                    yield client
+                async with batch_api(url, key) as client:
+                    yield RealProcess(client, url, key, process.pid, redis, store)
             finally:
                 process.terminate()
                 process.wait(60)

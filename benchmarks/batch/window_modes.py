@@ -15,8 +15,8 @@ from fleetkeeper_local.load.schedule import Arrival
 SIZES = (8, 16, 32, 64)
 MAX_WAIT_S = 0.25
 """How long a window waits to fill."""
-LINES_AT_A_TIME = 256
-"""As one replica of the batch process (BATCH_CONCURRENCY)."""
+LINES_AT_A_TIME = 896
+"""Of one key in one replica of the batch process: 7/8 of BATCH_CONCURRENCY."""
 DEADLINE_S = 600.0
 """Only a hang lasts this long."""
 PATIENT = Patience(attempts=1000, request_timeout_s=DEADLINE_S, deadline_s=DEADLINE_S)

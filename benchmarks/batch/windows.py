@@ -1,7 +1,7 @@
 """Time-windowed batching, the batch tier and an unlimited client, on one real vLLM on CPU.
 
     python benchmarks/batch/windows.py            # a quarter of an hour; writes RESULTS.md
-    python benchmarks/batch/windows.py --long     # five minutes: long batches alone; another section
+    python benchmarks/batch/windows.py --process  # ten minutes: the batch process, without windows; another section
     python benchmarks/batch/windows.py --quick    # two minutes, to see that it runs; prints alone
 
 The classic way to fill a batch is a window: a client collects requests until so many are there or a
@@ -42,8 +42,8 @@ from window_figures import (  # noqa: E402
     Realtime,
     bucket_p99_s,
     cell_of,
-    long_page,
     page,
+    process_page,
 )
 from window_modes import MODES, TIER, UNLIMITED, FullQueue, Send, patient_client  # noqa: E402
 
@@ -55,7 +55,7 @@ from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
 from tests.support.inside_engine import MODEL, SETTINGS, InsideEngine  # noqa: E402
 
 HEADING = "Time-windowed batching and the batch tier"
-LONG_HEADING = "Long batches"
+PROCESS_HEADING = "The batch process beside an unlimited client"
 LONG_LINES = 1500
 """So many that upload, validation and the files of results take a small part of the time."""
 TITLE = "# Batches, measured\n"
@@ -67,6 +67,9 @@ QUEUES = 4096
 """Lines that may wait, so that the unlimited client gets no 429."""
 
 
+Run = Callable[[Sequence[Arrival]], Awaitable[Cell]]
+
+
 @dataclass(frozen=True)
 class Size:
     """How much is measured."""
@@ -75,9 +78,10 @@ class Size:
     lines: int
     arriving_s: float
     realtime_s: float
+    long_lines: int = LONG_LINES
 
 
-FULL, QUICK = Size(3, 256, 12.0, 40.0), Size(1, 64, 6.0, 8.0)
+FULL, QUICK = Size(3, 256, 12.0, 40.0), Size(1, 64, 6.0, 8.0, long_lines=256)
 
 
 def main() -> None:
@@ -86,27 +90,31 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="see that it runs; write nothing")
-    parser.add_argument("--long", action="store_true", help="measure long batches, and no windows")
+    parser.add_argument(
+        "--process", action="store_true", help="measure the process, and no windows"
+    )
     parser.add_argument("--without-process", action="store_true", help="leave the process out")
     parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
     args = parser.parse_args()
+    if args.process and args.without_process:
+        parser.error("--process needs the process")
     size = QUICK if args.quick else FULL
     with tempfile.TemporaryDirectory(prefix="fleetkeeper-benchmark-") as folder:
         settings = replace(SETTINGS, standard_queue_limit=QUEUES, batch_queue_limit=QUEUES)
         engine = InsideEngine(Path(folder) / "engine", settings)
         try:
             measuring = Measuring(engine, size, Path(folder), with_process=not args.without_process)
-            found = asyncio.run(measuring.run(only_long=args.long))
+            found = asyncio.run(measuring.run(only_process=args.process))
         finally:
             engine.stop()
     text = (
         f"{measured_on()} vLLM on CPU with the tiny model, at most {SETTINGS.max_sequences} sequences at "
         f"a time, answers of {LENGTHS[0]} to {LENGTHS[1]} tokens; {size.blocks} blocks. Engine and clients "
-        f"share the machine.\n\n{(long_page if args.long else page)(found)}\n"
+        f"share the machine.\n\n{(process_page if args.process else page)(found)}\n"
     )
     print(text)
     if not args.quick:
-        write_section(LONG_HEADING if args.long else HEADING, text, args.out, title=TITLE)
+        write_section(PROCESS_HEADING if args.process else HEADING, text, args.out, title=TITLE)
 
 
 class Measuring:
@@ -115,30 +123,29 @@ class Measuring:
     def __init__(
         self, engine: InsideEngine, size: Size, folder: Path, *, with_process: bool
     ) -> None:
-        self._engine = engine
-        self._size = size
-        self._folder = folder
+        self._engine, self._size, self._folder = engine, size, folder
         self._with_process = with_process
         self._offline: list[dict[str, Cell]] = []
+        self._long: list[dict[str, Cell]] = []
         self._arriving: list[dict[str, Cell]] = []
         self._realtime: list[dict[str, Realtime]] = []
         self._rates: list[float] = []
 
-    async def run(self, *, only_long: bool = False) -> Found:
-        """Return the figures of all blocks. `only_long`: those of long batches, and no others."""
+    async def run(self, *, only_process: bool = False) -> Found:
+        """Return the figures of all blocks. `only_process`: without windows, and with long batches."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(patient_client(self._engine.url, MODEL))
             runs = {name: self._mode(client, tier, send) for name, (tier, send) in MODES.items()}
             every = dict(runs)
             if self._with_process:
-                api = await stack.enter_async_context(
+                process = await stack.enter_async_context(
                     running_process(self._folder / "process", self._engine.url, MODEL)
                 )
 
                 async def through_process(lines: Sequence[Arrival]) -> Cell:
                     path = self._folder / "lines.jsonl"
                     write_lines(path, MODEL, lines)
-                    took_s, failed = await run_file(api, path)
+                    took_s, failed = await run_file(process.api, path)
                     tokens = sum(line.output_tokens for line in lines)
                     # Its client reads the results when the whole batch has ended.
                     return Cell(tokens / took_s, took_s, took_s, failed)
@@ -146,21 +153,19 @@ class Measuring:
                 every[PROCESS] = through_process
             await self._mode(client, "standard", MODES[UNLIMITED][1])(_lines(32, 0))  # warm
             for number in range(self._size.blocks):
-                if only_long:
-                    say(f"block {number + 1} of {self._size.blocks}: {LONG_LINES} lines")
-                    long = {
-                        name: every[name] for name in (UNLIMITED, TIER, PROCESS) if name in every
-                    }
-                    await self._offline_block(number, long, _lines(LONG_LINES, number))
+                if only_process:
+                    three = {name: every[name] for name in (UNLIMITED, TIER, PROCESS)}
+                    await self._process_block(number, client, three)
                 else:
                     await self._block(number, client, runs, every)
-        lines = LONG_LINES if only_long else self._size.lines
-        return Found(self._offline, self._arriving, self._realtime, lines, self._rates)
+        return Found(
+            self._offline, self._arriving, self._realtime, self._size.lines, self._rates, self._long
+        )
 
     async def _offline_block(
         self,
         number: int,
-        modes: dict[str, Callable[[Sequence[Arrival]], Awaitable[Cell]]],
+        modes: dict[str, Run],
         lines: Sequence[Arrival],
     ) -> dict[str, Cell]:
         """Measure lines that are all there at the start."""
@@ -168,12 +173,9 @@ class Measuring:
         for name in rotated(list(modes), number):
             await self._engine.until_idle()
             found[name] = await modes[name](lines)
-        self._offline.append({name: found[name] for name in modes})
-        return found
+        return {name: found[name] for name in modes}
 
-    def _mode(
-        self, client: CompletionClient, tier: str, send: Send
-    ) -> Callable[[Sequence[Arrival]], Awaitable[Cell]]:
+    def _mode(self, client: CompletionClient, tier: str, send: Send) -> Run:
         async def run(lines: Sequence[Arrival]) -> Cell:
             due = [replace(line, tier=tier) for line in lines]
             return cell_of(due, await send(client, due))
@@ -184,15 +186,14 @@ class Measuring:
         self,
         number: int,
         client: CompletionClient,
-        runs: dict[str, Callable[[Sequence[Arrival]], Awaitable[Cell]]],
-        every: dict[str, Callable[[Sequence[Arrival]], Awaitable[Cell]]],
+        runs: dict[str, Run],
+        every: dict[str, Run],
     ) -> None:
         size = self._size
         say(f"block {number + 1} of {size.blocks}: all lines at the start")
         lines = _lines(size.lines, number)
-        offline = await self._offline_block(number, every, lines)
-        tokens = sum(line.output_tokens for line in lines)
-        capacity_per_s = offline[UNLIMITED].tokens_per_s * len(lines) / tokens
+        self._offline.append(await self._offline_block(number, every, lines))
+        capacity_per_s = _lines_per_s(self._offline[-1], lines)
         say(f"block {number + 1}: lines that arrive")
         rate = LOAD * capacity_per_s
         self._rates.append(rate)
@@ -203,8 +204,20 @@ class Measuring:
             await self._engine.until_idle()
             arriving[name] = await runs[name](due)
         self._arriving.append({name: arriving[name] for name in modes})
+        await self._realtime_block(number, client, capacity_per_s)
+
+    async def _process_block(
+        self, number: int, client: CompletionClient, modes: dict[str, Run]
+    ) -> None:
+        short, long = _lines(self._size.lines, number), _lines(self._size.long_lines, number)
+        say(f"block {number + 1} of {self._size.blocks}: {len(short)} lines, then {len(long)}")
+        self._offline.append(await self._offline_block(number, modes, short))
+        self._long.append(await self._offline_block(number, modes, long))
+        await self._realtime_block(number, client, _lines_per_s(self._long[-1], long))
+
+    async def _realtime_block(self, number: int, client: CompletionClient, per_s: float) -> None:
         say(f"block {number + 1}: realtime requests")
-        asked = _planned(size.realtime_s, REALTIME_LOAD * capacity_per_s, 2000 + number)
+        asked = _planned(self._size.realtime_s, REALTIME_LOAD * per_s, 2000 + number)
         realtime = {}
         order = (ALONE, BESIDE, AGAIN) if number % 2 == 0 else (AGAIN, BESIDE, ALONE)
         for name in order:
@@ -262,6 +275,12 @@ class Measuring:
 
         await self._engine.until(told, 60.0)
         return self._engine.scheduler()
+
+
+def _lines_per_s(cells: dict[str, Cell], lines: Sequence[Arrival]) -> float:
+    """Return the lines that the unlimited client had answered in a second."""
+    tokens = sum(line.output_tokens for line in lines)
+    return cells[UNLIMITED].tokens_per_s * len(lines) / tokens
 
 
 def _lines(count: int, seed: int) -> list[Arrival]:
