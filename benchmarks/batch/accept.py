@@ -35,7 +35,7 @@ GOAL_S = 15.0
 NOWHERE = "http://127.0.0.1:9"
 """Nothing listens there."""
 BEFORE_S = {"the largest": "1.30", "short lines": "0.59", "long lines": "1.55"}
-"""Of the process with epochs, in one process with its client's store."""
+"""Of the earlier API and validation, in one process."""
 
 CLIENT = """
 import json, sys, time

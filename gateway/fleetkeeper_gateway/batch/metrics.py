@@ -21,8 +21,9 @@ from fleetkeeper_contract.batch_metrics import (
 
 LINES: Final = Counter(
     "fleetkeeper_gateway_batch_lines_total",
-    "Attempts at lines by outcome: ok and error are results; failed attempts, refused ones and those "
-    "whose input could not be read (unread) or that a shutdown ended (stopped) are made again.",
+    "Attempts at lines by outcome: ok and error are results; failed attempts, refused ones (refused: by the "
+    "service; key_refused: because of the key) and those whose input could not be read (unread) or that a "
+    "shutdown ended (stopped) are made again.",
     ("outcome",),
 )
 DUPLICATES: Final = Counter(
@@ -115,11 +116,13 @@ RUNNING: Final = Gauge(
 )
 CONCURRENCY: Final = Gauge(
     "fleetkeeper_gateway_batch_concurrency",
-    "Most lines that this replica may send at the same time now, over all services: it follows 429 and 503.",
+    "Most lines that the worker processes may send at the same time now, each for itself and over all services: "
+    "it follows 429 and 503. BATCH_CONCURRENCY bounds the lines of all of them.",
 )
 DEATHS: Final = Counter(
     "fleetkeeper_gateway_batch_worker_deaths_total",
-    "Worker processes that ended by themselves, by whether one handled an answer meanwhile: then the line has a failed attempt.",
+    "Worker processes that ended, or were killed because they hung, by whether one handled an answer meanwhile: "
+    "then the line has a failed attempt.",
     ("handled",),
 )
 

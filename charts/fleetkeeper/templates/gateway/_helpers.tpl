@@ -92,7 +92,7 @@ start.
 {{- $memory := include "fleetkeeper.gateway.bytes" (($batch.resources).limits).memory -}}
 {{- $needed := add (mul ($batch.processes | default 4 | int64) ($batch.processBytes | default 536870912 | int64)) 1073741824 -}}
 {{- if and $memory (gt (mul $needed 5) (mul (int64 $memory) 4)) -}}
-{{- fail (printf "gateway.batch.processes x processBytes and 1 GiB for the rest are %d MiB, more than 80%% of the memory limit: lower one of them, or raise gateway.batch.resources.limits.memory" (div $needed 1048576)) -}}
+{{- fail (printf "gateway.batch.processes x processBytes and 1 GiB for the rest are %d MiB, more than 80%% of the memory limit: lower one of them, or raise gateway.batch.resources.limits.memory to at least %dMi" (div $needed 1048576) (div (add (mul $needed 5) 4194303) 4194304)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -120,7 +120,7 @@ start.
 {{- fail (printf "gateway.batch.store.persistence.size is %q: write a number and Mi, Gi or Ti, such as 50Gi" $size) -}}
 {{- end -}}
 {{- if gt $bytes $volume -}}
-{{- fail (printf "gateway.batch.quotas.bytes is %d, more than gateway.batch.store.persistence.size: one key could fill the volume of all. Leave it out for a tenth of the volume, or make the volume larger" $bytes) -}}
+{{- fail (printf "gateway.batch.quotas.bytes is %d, more than gateway.batch.store.persistence.size: one key could fill the volume of all. Set it to null for a tenth of the volume, or make the volume larger" $bytes) -}}
 {{- end -}}
 {{- $bytes | default (div $volume 10) -}}
 {{- end -}}
