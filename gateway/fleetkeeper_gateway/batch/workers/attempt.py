@@ -186,7 +186,8 @@ class _Line:
         attempts = self.tried.failed + 1
         if attempts >= MAX_ATTEMPTS:
             return self._given_up(attempts, why)
-        log.info("attempt failed", batch=self.batch.id, line=self.number, attempt=attempts)
+        names = {"batch": self.batch.id, "line": self.number}
+        log.info("attempt failed", **names, attempt=attempts, reason=_reason(why))
         return GivenBack(attempt_counts=True)
 
     def over(self) -> Result | None:
@@ -205,3 +206,10 @@ class _Line:
     def _too_large(self, most: int) -> Result:
         text = too_large_line(self.batch, self.number, self.custom_id, most)
         return Result(self.number, ok=False, text=text)
+
+
+def _reason(why: Answer | NotAnswered | str) -> str:
+    """Return why an attempt failed, without the text of an answer, which belongs to the key."""
+    if not isinstance(why, Answer):
+        return str(why)
+    return f"status {why.status}{', and no JSON' if why.status < 300 else ''}"

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 import pytest
+from structlog.testing import capture_logs
 
 from fleetkeeper_gateway.batch.interfaces import Answer, AnswerTooLarge, NotAnswered
 from fleetkeeper_gateway.batch.model import Attempt, Result, Trouble
@@ -110,16 +111,19 @@ async def test_an_answer_that_is_too_large_once_it_is_written_is_no_result(
 
 
 @pytest.mark.parametrize(
-    "ending",
+    ("ending", "reason"),
     [
-        Answer(500, b"", "r"),
-        Answer(200, b'{"a": NaN}', "r"),
-        NotAnswered("the connection broke", sent=True),
-        RuntimeError("a defect"),
+        (Answer(500, b"", "r"), "status 500"),
+        (Answer(200, b'{"a": NaN}', "r"), "status 200, and no JSON"),
+        (NotAnswered("the connection broke", sent=True), "the connection broke"),
+        (RuntimeError("a defect"), "the line could not be processed"),
     ],
 )
 async def test_five_attempts_make_an_error_line_with_its_id(
-    sender: ScriptedSender, ending: Answer | Exception, monkeypatch: pytest.MonkeyPatch
+    sender: ScriptedSender,
+    ending: Answer | Exception,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(chunk_module, "AGAIN_S", 0.001)
 
@@ -131,9 +135,12 @@ async def test_five_attempts_make_an_error_line_with_its_id(
         raise ending
 
     sender.script = script
-    async with working(sender) as running:
-        record = await running.batch(3)
-        await running.done(record)
+    with capture_logs() as logs:
+        async with working(sender) as running:
+            record = await running.batch(3)
+            await running.done(record)
+        reasons = {one["reason"] for one in logs if one["event"] == "attempt failed"}
+        assert reasons == {reason}
         assert sender.times(1) == 5
         (failed,) = [one for one in running.lines(record) if not one.ok]
         found = json.loads(failed.text)
