@@ -109,6 +109,11 @@ class Attempts:
             metrics.LINES.labels("unread").inc()
             log.warning("line cannot be read", batch=batch.id, error=str(error))
             return GivenBack(attempt_counts=False, key_rests_s=_UNREAD_S)
+        except MemoryError:
+            # The memory of the process is that of all its lines.
+            log.exception("there is no memory for a line", batch=batch.id, line=line.number)
+            metrics.LINES.labels("stopped").inc()
+            return GivenBack(attempt_counts=False, key_rests_s=_UNREAD_S)
         except Exception:
             metrics.DEFECTS.labels("line").inc()
             log.exception("line failed", batch=batch.id, line=line.number)

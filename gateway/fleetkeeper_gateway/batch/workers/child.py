@@ -59,12 +59,15 @@ async def _run(
     batch = settings.batch
     link = await Link.open(parent)
     async with create_common(settings, name, is_child=True) as (storage, queue):
+        may_read = asyncio.Event()
+        may_read.set()
         sender = UpstreamSender(
             batch.batch_upstream,
             tokens=BatchTokenSigner(create_key_files(settings.grants)),
             key_file=batch.batch_upstream_key_file,
             timeout_s=batch.batch_line_timeout_seconds,
             answer_bytes=batch.batch_answer_bytes,
+            may_read=may_read,
         )
         routes = Routes(lambda key_id, model: link.send({"route": [key_id, model]}))
         worker = Worker(
@@ -76,6 +79,7 @@ async def _run(
             handling=handling,
             drain_s=batch.batch_drain_seconds,
             end_s=batch.batch_end_seconds,
+            may_read=may_read,
             route=routes,
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)

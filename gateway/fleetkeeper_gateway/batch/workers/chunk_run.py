@@ -89,7 +89,10 @@ class ChunkRun:
         """Return how many lines could be sent now."""
         if self.is_ending or self.log.closed:
             return 0
-        return len(self._pending) or len(self._due(now))
+        if self._pending:
+            return len(self._pending)
+        # While parts are written, attempts in them may count twice.
+        return 0 if self.is_writing else len(self._due(now))
 
     def _due(self, now: float) -> list[int]:
         """Return the lines with attempts that may be sent once all others were."""

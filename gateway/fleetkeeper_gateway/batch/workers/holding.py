@@ -17,8 +17,8 @@ from fleetkeeper_gateway.batch.workers.pace import Paces
 log = structlog.get_logger(__name__)
 
 RESULT_BYTES: Final = 67_108_864
-"""Of all results that are not written, after which no more lines are sent. From half of it on the largest
-chunk is written."""
+"""Of all results that are not written, after which no more lines are sent and no large answers read. From half
+of it on the largest chunk is written."""
 LEAVE_S: Final = 5.0
 """A chunk whose key or service rests for longer is given back."""
 FIRST_PAUSE_S: Final = 0.2
@@ -33,11 +33,13 @@ class Holding:
         queue: Queue,
         paces: Paces,
         changed: Callable[[], None],
+        may_read: asyncio.Event,
         monotonic: Callable[[], float],
     ) -> None:
         self._queue = queue
         self._paces = paces
         self._changed = changed
+        self._may_read = may_read
         self._monotonic = monotonic
         self.held: dict[Held, ChunkRun | None] = {}
         """All of them from their taking on, and their lines once they are loaded."""
@@ -96,7 +98,11 @@ class Holding:
         """Begin to write parts that are due, and to give back chunks that do not continue."""
         runs = self._loaded
         idle = [run for run in runs if not run.is_writing]
-        is_much = sum(run.bytes for run in runs) > RESULT_BYTES / 2
+        if sum(run.bytes for run in runs) > RESULT_BYTES:
+            self._may_read.clear()
+        else:
+            self._may_read.set()
+        is_much = sum(run.bytes for run in idle) > RESULT_BYTES / 2
         largest = max(idle, key=lambda run: run.bytes, default=None) if is_much else None
         for run in idle:
             run.is_ending |= not run.running and self._rests_long(run, now)

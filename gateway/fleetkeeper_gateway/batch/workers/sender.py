@@ -46,11 +46,13 @@ class UpstreamSender:
         key_file: Path | None,
         timeout_s: float,
         answer_bytes: int,
+        may_read: asyncio.Event,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Send to a base URL without /v1, with the key of a file, or if there is none with tokens for each key.
 
-        A line may take `timeout_s`, and its answer may have `answer_bytes`.
+        A line may take `timeout_s`, and its answer may have `answer_bytes`. Large answers are read while
+        `may_read` is set.
         """
         self._base = base.rstrip("/")
         self._signer = tokens
@@ -58,6 +60,7 @@ class UpstreamSender:
         self._timeout_s = timeout_s
         self._answer_bytes = answer_bytes
         self._reading = Room(READING_BYTES)
+        self._may_read = may_read
         self._monotonic = monotonic
         self._tokens: dict[str, tuple[str, float]] = {}
         self._session = aiohttp.ClientSession(
@@ -130,6 +133,7 @@ class UpstreamSender:
                     await stack.enter_async_context(
                         self._reading.hold(key_id, self._most_of(response))
                     )
+                    await self._may_read.wait()
                 size += len(part)
                 if size > self._answer_bytes:
                     response.close()

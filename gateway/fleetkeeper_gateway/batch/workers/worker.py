@@ -39,6 +39,8 @@ _WAIT_S: Final = 1.0
 _SHORT_WAIT_S: Final = 0.1
 """The same while lines wait for places, which other processes may give back at any moment."""
 _LEAST_WAIT_S: Final = 0.005
+_TAKING_S: Final = 5.0
+"""Time to take a last chunk once the process ends."""
 _WRITE_S: Final = 20.0
 """Time to write results at the end of the process."""
 
@@ -57,14 +59,15 @@ class Worker:
         handling: Handling,
         drain_s: float,
         end_s: float,
+        may_read: asyncio.Event,
         route: Callable[[str, str], str] = flow_of,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Describe the worker; `run` works.
 
         Lines have `drain_s` to end after `stop`, and `end_s` after their batch was cancelled or expired.
-        `route` names the service that answers the lines of a key for a model, by whose answers they are
-        paced.
+        `may_read` is set while there is room for the results of large answers. `route` names the service
+        that answers the lines of a key for a model, by whose answers they are paced.
         """
         self._queue = queue
         self._places = places
@@ -74,7 +77,7 @@ class Worker:
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self.paces = Paces(places.total)
-        self._holding = Holding(queue, self.paces, self._changed.set, monotonic)
+        self._holding = Holding(queue, self.paces, self._changed.set, may_read, monotonic)
         self._taker = Taker(
             queue,
             batches,
@@ -110,7 +113,11 @@ class Worker:
         try:
             await self._send_lines()
             self._taker.wake()
-            await taking
+            _, late = await asyncio.wait({taking}, timeout=_TAKING_S)
+            if late:
+                taking.cancel()
+            else:
+                taking.result()
             await self._drain()
         finally:
             left = [renewal, taking, *self._tasks]
@@ -141,18 +148,18 @@ class Worker:
         """Send the lines that may be sent. Return whether more would be sent if there were places."""
         left: Counter[str] = Counter()
         runs = self._holding.runs
-        keys = {run.key for run in runs}
-        rooms = {key: self._places.room(key) for key in keys if not self._holding.stops(key, now)}
+        stopped = {key for key in {run.key for run in runs} if self._holding.stops(key, now)}
+        full: set[str] = set()
         for run in runs:
             key, pace = run.key, self.paces.of(run.route)
-            if key not in rooms:
-                continue
-            could = min(run.waiting(now), pace.free(now))
-            for _ in range(min(could, rooms[key])):
+            could = 0 if key in stopped else min(run.waiting(now), pace.free(now))
+            # Each line that begins takes room of all keys, so room is asked for again.
+            room = self._places.room(key) if could and key not in full else 0
+            for _ in range(min(could, room)):
                 self._start(run, run.next(now), pace.slot(now))
-                rooms[key] -= 1
-                could -= 1
-            left[key] += could
+            if could > room:
+                full.add(key)
+                left[key] += could - room
         self._places.ready(left)
         return left.total() > 0
 
@@ -222,9 +229,13 @@ class Worker:
         for task in unsent:
             task.cancel()
         log.info("worker drains", unsent=len(unsent), running=len(self._tasks) - len(unsent))
-        for timeout_s in (self._drain_s, None):
-            if self._tasks:
-                _, late = await asyncio.wait(list(self._tasks), timeout=timeout_s)
-                for task in late:
-                    task.cancel()
+        until = self._monotonic() + self._drain_s
+        while self._tasks and (now := self._monotonic()) < until:
+            # A drain may last an hour, and the process may be killed in it.
+            self._holding.tend(now)
+            await asyncio.wait(list(self._tasks), timeout=min(_WAIT_S, until - now))
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
         await self._holding.end(_WRITE_S)

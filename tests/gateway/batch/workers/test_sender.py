@@ -98,9 +98,12 @@ async def sending(
         "key_file": None,
         "timeout_s": 60.0,
         "answer_bytes": 8_388_608,
+        "may_read": asyncio.Event(),
         "monotonic": clock,
         **changes,
     }
+    if "may_read" not in changes:
+        options["may_read"].set()
     sender = UpstreamSender(url, tokens=BatchTokenSigner(keys, clock), **options)
     try:
         yield sender
@@ -152,6 +155,22 @@ async def test_large_answers_are_read_as_there_is_room_and_none_is_lost(
         answers = await asyncio.gather(other, *tasks)
         assert [len(one.body) for one in answers] == [1_000_000] * 7
         assert room._free == 4_000_000
+
+
+async def test_a_large_answer_waits_for_results_to_be_written_and_a_small_one_does_not(
+    upstream: Upstream, keys: KeyFiles, clock: Clock
+) -> None:
+    may_read = asyncio.Event()
+    async with sending(upstream.url, keys, clock, may_read=may_read) as sender:
+        assert (await sender.send("key-1", PATH, BODY)).status == 200
+        script = upstream.script = Large(1_000_000, says_length=True)
+        script.go_on.set()
+        task = asyncio.create_task(sender.send("key-1", PATH, BODY))
+        await until("it holds room", lambda: sender._reading._held["key-1"] == 1_000_000)
+        await asyncio.sleep(0)
+        assert not task.done()
+        may_read.set()
+        assert len((await task).body) == 1_000_000
 
 
 async def test_a_line_is_sent_on_behalf_of_its_key(

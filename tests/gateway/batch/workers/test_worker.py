@@ -149,6 +149,21 @@ async def test_five_attempts_make_an_error_line_with_its_id(
         assert attempts == [Attempt(1, Trouble.FAILED)] * 4, "the fifth is the result"
 
 
+async def test_a_lack_of_memory_is_no_attempt(sender: ScriptedSender) -> None:
+    """The memory of a process is that of all its lines."""
+
+    async def script(_key: str, _model: str, number: int) -> Answer:
+        if sender.times(number) <= 5:
+            raise MemoryError
+        return ok(number)
+
+    sender.script = script
+    async with working(sender) as running:
+        record = await running.batch(1)
+        await running.done(record)
+        assert [one.ok for one in running.lines(record)] == [True]
+
+
 async def test_a_line_that_failed_waits_longer_each_time_and_goes_after_the_others(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from fleetkeeper_gateway.batch.workers import chunk_run as chunk_module
 from fleetkeeper_gateway.batch.workers import holding as holding_module
 from fleetkeeper_gateway.batch.workers import worker as worker_module
 from tests.gateway.batch.workers.memory import (
+    GUARD_S,
     ScriptedSender,
     until,
 )
@@ -270,3 +271,76 @@ async def test_at_the_end_a_store_that_fails_takes_bounded_time(
         await until("writing failed", lambda: running.batches.calls["append"] > 1)
         await running.stop()
         assert len(running.queue.given_back) == 1
+
+
+async def test_a_part_that_cannot_be_written_keeps_no_process_busy(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding_module, "RESULT_BYTES", 4000)
+    gate = Gate(lambda key, _model, _number: key == "hangs")
+    sender.script = gate
+    async with working(sender) as running:
+        idle = await running.batch(3, 1, key_id="hangs")
+        await until("lines run", lambda: sender.running.total() == 3)
+        running.batches.failing.add("append")
+        full = await running.batch(20, 2, key_id="writes")
+        runs = running.worker._holding
+        await until("a write fails", lambda: any(run.is_failing for run in runs._loaded))
+        (hanging,) = [run for run in runs._loaded if run.key == "hangs"]
+        assert sum(run.bytes for run in runs._loaded) > 2000
+        runs.tend(running.worker._monotonic())
+        assert not hanging.is_writing, "it has nothing to write"
+        running.batches.failing.clear()
+        gate.open.set()
+        await running.done(idle, full)
+
+
+async def test_large_answers_wait_while_results_cannot_be_written(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding_module, "RESULT_BYTES", 1000)
+    async with working(sender) as running:
+        await until("answers may be read", running.may_read.is_set)
+        running.batches.failing.add("append")
+        record = await running.batch(20)
+        await until("there is no room", lambda: not running.may_read.is_set())
+        running.batches.failing.clear()
+        await running.done(record)
+        await until("answers may be read again", running.may_read.is_set)
+
+
+async def test_while_a_process_ends_what_is_answered_is_written(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be killed before its last line ends."""
+    monkeypatch.setattr(worker_module, "_WAIT_S", 0.01)
+    now = 1000.0
+    gate = sender.script = Gate(lambda _key, _model, number: number == 9)
+    async with working(sender, monotonic=lambda: now) as running:
+        record = await running.batch(10)
+        await until("one is left", lambda: sender.running.total() == 1 and len(sender.sent) == 10)
+        running.worker.stop()
+        now += 30.0
+        await until("a part is written", lambda: len(running.lines(record)) == 9)
+        gate.open.set()
+        await running.done(record)
+
+
+async def test_a_chunk_that_cannot_be_loaded_keeps_no_process_from_its_end(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_TAKING_S", 0.01)
+    never, reads = asyncio.Event(), asyncio.Event()
+
+    async def call(name: str) -> None:
+        if name == "index":
+            reads.set()
+            await never.wait()
+
+    async with working(sender) as running:
+        monkeypatch.setattr(running.batches, "call", call)
+        record = await running.batch(1)
+        await asyncio.wait_for(reads.wait(), GUARD_S)
+        await running.stop()
+        assert running.worker.held == 0
+        assert running.batches.open_chunks(record)

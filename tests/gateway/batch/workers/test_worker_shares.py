@@ -244,3 +244,69 @@ async def test_a_batch_of_five_minutes_overtakes_one_of_fourteen_days(
         assert len(sender.sent) < 200
         assert running.batches.open_chunks(slow) == running.batches.open_chunks(late) == [0]
         assert [one.batch.id for one in running.queue.taken] == [slow.id, urgent.id]
+
+
+# -- many keys at once ------------------------------------------------------------------------------
+
+
+async def test_keys_whose_pause_ends_at_once_take_no_more_than_all_places(
+    sender: ScriptedSender,
+) -> None:
+    gate, refused, most = Gate(), True, 0
+
+    async def script(key: str, model: str, number: int) -> Answer:
+        nonlocal most
+        if refused:
+            return Answer(429, b"{}", "r", 4.0, refused="rate_limit_exceeded")
+        most = max(most, sender.running.total())
+        return await gate(key, model, number)
+
+    sender.script = script
+    now = 1000.0
+    async with working(sender, places=64, monotonic=lambda: now) as running:
+        for number in range(10):
+            await running.batch(100, number, key_id=f"k{number}")
+        await until("every key rests", lambda: len(running.worker._holding._rests) == 10)
+        await until("nothing runs", lambda: running.worker.running == 0)
+        refused, now = False, now + 5.0
+        running.worker._changed.set()
+        await until("all places are taken", lambda: sender.running.total() >= 64 - 64 // 8)
+        await asyncio.sleep(0)
+        assert most <= 64
+        gate.open.set()
+
+
+async def test_more_keys_than_a_process_has_rows_for_end_no_process(
+    sender: ScriptedSender,
+) -> None:
+    """Keys that wait for their service hold no row. When they may go on, there are too few."""
+    gate, asked = Gate(), set[str]()
+
+    async def script(key: str, model: str, number: int) -> Answer:
+        if key == "x0" and key not in asked:
+            asked.add(key)
+            return Answer(429, b"{}", "r", 3.0)
+        return await gate(key, model, number)
+
+    sender.script = script
+    later = 0.0
+    route = {"f": "service A", "x": "service B"}
+    async with working(
+        sender,
+        places=1024,
+        route=lambda key, _model: route[key[0]],
+        monotonic=lambda: time.monotonic() + later,
+    ) as running:
+        full = [await running.batch(1, number, key_id=f"f{number}") for number in range(62)]
+        await until("62 keys run", lambda: sender.running.total() == 62)
+        rest = [await running.batch(1, 1000, key_id="x0")]
+        await until("its service refused one", lambda: asked == {"x0"})
+        rest += [
+            await running.batch(1, 1000 + number, key_id=f"x{number}") for number in range(1, 5)
+        ]
+        await until("all chunks are held", lambda: len(running.worker._holding._loaded) == 67)
+        later = 5.0
+        running.worker._changed.set()
+        await until("the others began", lambda: sender.running.total() > 62)
+        gate.open.set()
+        await running.done(*full, *rest)

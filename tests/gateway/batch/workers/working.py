@@ -60,6 +60,7 @@ class Running:
         self.workers: list[Worker] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.options: dict[str, Any] = {}
+        self.may_read = asyncio.Event()
 
     @property
     def queue(self) -> MemoryQueue:
@@ -91,6 +92,7 @@ class Running:
             self.sender,
             places=Places(self.rows, number, self.places),
             handling=self.handling[number],
+            may_read=self.may_read,
             **self.options,
         )
 
