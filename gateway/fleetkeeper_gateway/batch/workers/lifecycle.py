@@ -16,6 +16,8 @@ from fleetkeeper_gateway.batch.workers.life import Left, Life, Shared
 LEASE: Final = "batches"
 _RENEWAL_S: Final = 10.0
 _PERIOD_S: Final = 0.5
+_MAX_UNREAD_S: Final = 60.0
+"""Time without a list of the active batches, after which another process may lead."""
 
 
 class Lifecycle:
@@ -35,6 +37,8 @@ class Lifecycle:
         """Also those that have ended, as long as a list that was read before may name them."""
         self._changed = asyncio.Event()
         self._leads = False
+        self._read_at = 0.0
+        """When active batches were last read, or this process began to lead."""
 
     def wake(self) -> None:
         """Take up new batches at once."""
@@ -59,8 +63,12 @@ class Lifecycle:
             with noted("lead", "the lease cannot be renewed"):
                 leads = await self._queue.leads(LEASE)
                 if leads and not self._leads:
+                    self._read_at = self._shared.monotonic()
                     self._changed.set()
                 self._leads = leads
+                if leads and self._shared.monotonic() >= self._read_at + _MAX_UNREAD_S:
+                    # Its lives continue: if no other takes the lease meanwhile, it leads again.
+                    await self._queue.resign(LEASE)
             await asyncio.sleep(_RENEWAL_S if self._leads else _PERIOD_S)
 
     async def _keep_lives(self) -> None:
@@ -77,6 +85,7 @@ class Lifecycle:
 
     async def _begin_lives(self) -> None:
         active = {record.id: record for record in await self._shared.batches.active()}
+        self._read_at = self._shared.monotonic()
         for batch_id in self._lives.keys() - active.keys():
             life, task = self._lives[batch_id]
             if task.done():

@@ -302,6 +302,52 @@ async def test_the_lease_is_renewed_while_the_store_hangs(
         await world.until("it is renewed", lambda: store.calls.count("queue.leads") > before + 2)
 
 
+async def test_a_leader_that_cannot_use_the_store_lets_another_lead(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaders: list[MemoryQueue] = []
+
+    async def leads(queue: MemoryQueue, _what: str) -> bool:
+        leaders.extend([queue] if not leaders else [])
+        return leaders == [queue]
+
+    async def resign(queue: MemoryQueue, _what: str) -> None:
+        leaders[:] = [one for one in leaders if one is not queue]
+
+    monkeypatch.setattr(MemoryQueue, "leads", leads)
+    monkeypatch.setattr(MemoryQueue, "resign", resign)
+    broken = MemoryStore()
+    broken.failing.add("active")
+    async with leading(broken, MemoryQueue(broken)) as one:
+        await one.until("it fails", lambda: "active" in broken.calls)
+        async with leading(store, MemoryQueue(store)) as other:
+            record = other.create(2)
+            await other.rounds()
+            assert "active" not in store.calls, "it may only fail for a moment"
+            one.later_s += 61.0
+            await other.queued(record)
+            assert leaders == [other.queue]
+
+
+async def test_a_leader_that_could_not_use_the_store_continues_if_no_other_leads(
+    store: MemoryStore, queue: MemoryQueue
+) -> None:
+    async with leading(store, queue) as world:
+        record = await world.create_queued(2)
+        await world.rounds()
+        store.failing.add("active")
+        world.later_s += 61.0
+        await world.until("another may lead", lambda: queue.resigned)
+        world.run(record)
+        await world.until("its batches live", lambda: store[record].finals)
+        store.failing.clear()
+        await world.ended(record)
+        await world.rounds()
+        resigned = len(queue.resigned)
+        await world.rounds()
+        assert len(queue.resigned) == resigned
+
+
 # -- Redis is advice ----------------------------------------------------------------------------------
 
 
