@@ -13,11 +13,11 @@ from typing import Final
 import structlog
 
 from fleetkeeper_gateway.batch import metrics
+from fleetkeeper_gateway.batch.going_on import noted
 from fleetkeeper_gateway.batch.interfaces import (
     Batches,
     Held,
     Queue,
-    QueueDown,
     Sender,
     flow_of,
 )
@@ -189,20 +189,15 @@ class Worker:
     # -- chunks -----------------------------------------------------------------------------------
 
     async def _keep_chunks(self) -> None:
-        while True:
-            await asyncio.sleep(RENEWAL_S)
-            running = Counter(run.key for run, _ in self._tasks.values())
-            try:
-                lost = await self._queue.renew(list(self._holding.held), running)
-                await self._note_lost(lost)
-            except QueueDown as error:
-                metrics.QUEUE_FAILURES.labels("renew").inc()
-                log.info("chunks cannot be renewed", chunks=self.held, reason=str(error))
-            except Exception:
-                metrics.DEFECTS.labels("renew").inc()
-                log.exception("chunks cannot be renewed", chunks=self.held)
+        async with asyncio.TaskGroup() as ends:
+            while True:
+                await asyncio.sleep(RENEWAL_S)
+                running = Counter(run.key for run, _ in self._tasks.values())
+                with noted("renew", "chunks cannot be renewed", chunks=self.held):
+                    lost = await self._queue.renew(list(self._holding.held), running)
+                    await self._note_lost(lost, ends)
 
-    async def _note_lost(self, lost: set[Held]) -> None:
+    async def _note_lost(self, lost: set[Held], ends: asyncio.TaskGroup) -> None:
         """End the lines of batches that have ended, after a time.
 
         A chunk of a batch that goes on is worked on to its end, although another process may have it: what
@@ -217,7 +212,20 @@ class Worker:
             if ended[batch.id] and run is not None and not run.is_ending:
                 log.info("the batch of a chunk has ended", batch=batch.id, chunk=held.chunk)
                 run.is_ending = True
-                asyncio.get_running_loop().call_later(self._end_s, run.cancel)
+                ends.create_task(self._end(run))
+                self._changed.set()
+
+    async def _end(self, run: ChunkRun) -> None:
+        """End the lines of a chunk after a time, unless its batch is known again.
+
+        The leader adds a batch again that only Redis lost.
+        """
+        await asyncio.sleep(self._end_s)
+        with noted("renew", "the end of a batch is not known", batch=run.held.batch.id):
+            if await self._queue.state(run.held.batch) is None:
+                run.cancel()
+            else:
+                run.is_ending = False
                 self._changed.set()
 
     async def _drain(self) -> None:

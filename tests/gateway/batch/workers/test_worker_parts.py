@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -187,6 +188,27 @@ async def test_lines_of_a_batch_that_ended_end_after_a_time_and_what_there_is_is
         assert [one.line for one in running.lines(record)] == [0, 1, 2]
         assert len(sender.sent) == 10, "no other line was sent"
         gate.open.set()
+
+
+async def test_lines_of_a_batch_that_redis_forgot_for_a_while_run_to_their_end(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader added it again, and another process took its chunk."""
+    monkeypatch.setattr(worker_module, "RENEWAL_S", 0.01)
+    gate = sender.script = Gate()
+    async with working(sender) as running:
+        record = await running.batch(5)
+        await until("all run", lambda: sender.running.total() == 5)
+        (run,) = running.worker._holding.runs
+        known = running.queued.batches.pop(record.id)
+        await until("it is missed", lambda: run.is_ending)
+        known.held[0] = replace(known.held[0], entry="of another process")
+        running.queued.batches[record.id] = known
+        await until("its time is over", lambda: not (run.is_ending and run.running))
+        assert sender.running.total() == 5
+        gate.open.set()
+        await running.done(record)
+        assert len(sender.sent) == 5
 
 
 async def test_running_lines_are_counted_by_key_for_all_pods(
