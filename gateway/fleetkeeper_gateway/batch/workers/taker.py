@@ -185,6 +185,13 @@ class Taker:
     # -- loading ----------------------------------------------------------------------------------
 
     async def _load(self, held: Held) -> None:
+        chunk = held.batch.id, held.chunk
+        for run in self._holding.runs:
+            if (run.held.batch.id, run.held.chunk) == chunk:  # the queue lost that it runs here
+                del self._holding.held[run.held]
+                self._holding.held[held], run.held = run, held
+                run.is_ending = False
+                return
         try:
             run = await self._loaded(held)
         except ObjectMissing as error:

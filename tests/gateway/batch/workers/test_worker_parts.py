@@ -17,6 +17,8 @@ from fleetkeeper_gateway.batch.workers import holding as holding_module
 from fleetkeeper_gateway.batch.workers import worker as worker_module
 from tests.gateway.batch.workers.memory import (
     GUARD_S,
+    MODEL,
+    MemoryQueue,
     ScriptedSender,
     until,
 )
@@ -162,10 +164,18 @@ async def test_what_a_process_writes_that_was_stopped_for_an_hour_counts_once(
     sender.script = gate
     duplicates = metrics.DUPLICATES._value
     before = duplicates.get()
-    async with working(sender, processes=2) as running:
+    async with working(sender, processes=4) as running:
         record = await running.batch(5)
         await until("all run", lambda: sender.running.total() == 5)
         (first,) = [worker for worker in running.workers if worker.running]
+        queue, asked = running.queues[running.workers.index(first)], asyncio.Event()
+
+        async def stopped() -> dict[str, int]:
+            asked.set()
+            return {}
+
+        monkeypatch.setattr(queue, "keys", stopped)
+        await asked.wait()
         running.queue.expire()
         await running.done(record)
         assert first.running == 5, "its batch goes on, so its lines do"
@@ -208,6 +218,27 @@ async def test_lines_of_a_batch_that_redis_forgot_for_a_while_run_to_their_end(
         assert sender.running.total() == 5
         gate.open.set()
         await running.done(record)
+        assert len(sender.sent) == 5
+
+
+async def test_a_chunk_that_is_taken_again_where_it_runs_is_not_begun_again(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "RENEWAL_S", 0.01)
+    gate = sender.script = Gate()
+    async with working(sender) as running:
+        record = await running.batch(5)
+        await until("all run", lambda: sender.running.total() == 5)
+        (run,) = running.worker._holding.runs
+        del running.queued.batches[record.id]
+        await until("it is missed", lambda: run.is_ending)
+        await MemoryQueue(running.queued).add(record, MODEL, [0])
+        await until("it is taken", lambda: len(running.queue.taken) == 2)
+        await until("it goes on", lambda: not run.is_ending)
+        gate.open.set()
+        await running.done(record)
+        await until("nothing is held", lambda: running.worker.held == 0)
+        assert running.queue.finished == running.queue.taken[1:]
         assert len(sender.sent) == 5
 
 
