@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from fleetkeeper_gateway.batch import metrics
+from fleetkeeper_gateway.batch.going_on import noted
 from fleetkeeper_gateway.batch.interfaces import (
     Batches,
     Held,
@@ -198,6 +199,9 @@ class Taker:
             # Its batch has ended, or is repaired. It is not renewed any more.
             log.info("a chunk cannot be found", batch=held.batch.id, reason=str(error))
             self._holding.drop(held)
+            with noted("chunk", "a batch cannot be removed", batch=held.batch.id):
+                if await self._batches.final(held.batch) is not None:
+                    await self._queue.remove(held.batch)  # an older copy of Redis has it
         except StorageError as error:
             metrics.STORE_FAILURES.labels("chunk").inc()
             log.warning("a chunk cannot be read; its key waits", error=str(error))

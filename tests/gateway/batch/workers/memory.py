@@ -32,6 +32,7 @@ from fleetkeeper_gateway.batch.interfaces import (
     flow_of,
 )
 from fleetkeeper_gateway.batch.model import Attempt, BatchRecord, LineRef, Result, Trouble
+from fleetkeeper_gateway.batch.model import Final as End
 
 GUARD_S: Final = 60.0
 MODEL: Final = "m"
@@ -210,6 +211,7 @@ class MemoryBatches:
 
     def __init__(self) -> None:
         self.indexes: dict[str, MemoryIndex] = {}
+        self.finals: dict[str, End] = {}
         self.parts: dict[tuple[str, int], list[Part]] = {}
         self.failing: set[str] = set()
         self.defects: set[str] = set()
@@ -230,6 +232,10 @@ class MemoryBatches:
         if record.id not in self.indexes:
             raise ObjectMissing(record.id)
         return self.indexes[record.id]
+
+    async def final(self, record: BatchRecord) -> End | None:
+        await self.call("final")
+        return self.finals.get(record.id)
 
     def log(self, record: BatchRecord, chunk: int, lines: range) -> MemoryLog:
         if record.id in self.defects:

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fleetkeeper_gateway.batch.interfaces import Answer, AnswerTooLarge, NotAnswered
-from fleetkeeper_gateway.batch.model import Attempt, Result, Trouble
+from fleetkeeper_gateway.batch.model import Attempt, Counts, Final, Result, Status, Trouble
 from fleetkeeper_gateway.batch.workers import attempt as attempt_module
 from fleetkeeper_gateway.batch.workers import chunk_run as chunk_module
 from fleetkeeper_gateway.batch.workers import lines as lines_module
@@ -19,6 +19,7 @@ from tests.gateway.batch.workers.memory import (
     MemoryQueue,
     Part,
     ScriptedSender,
+    batch_record,
     ok,
     until,
 )
@@ -72,6 +73,19 @@ async def test_an_old_queue_changes_nothing(sender: ScriptedSender) -> None:
         await until("it was taken", lambda: running.queue.taken[-1].batch == gone)
         await until("nothing is held", lambda: running.worker.held == 0)
         assert running.queue.given_back == []
+
+
+async def test_what_an_old_queue_has_of_a_batch_that_ended_is_removed(
+    sender: ScriptedSender,
+) -> None:
+    async with working(sender) as running:
+        ended, damaged = batch_record(1), batch_record(2)
+        running.batches.finals[ended.id] = Final(Status.COMPLETED, 1, Counts())
+        for record in (damaged, ended):
+            await MemoryQueue(running.queued).add(record, "m", [0])
+        await until("they are dropped", lambda: running.batches.calls["final"] == 2)
+        await until("it is removed", lambda: ended.id not in running.queued.batches)
+        assert running.queued.batches.keys() == {damaged.id}
 
 
 # -- attempts ---------------------------------------------------------------------------------------
