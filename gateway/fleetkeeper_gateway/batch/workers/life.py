@@ -149,22 +149,27 @@ class Life:
 
     async def _validated(self) -> Validated | Status:
         """Return what the input file is, or the status of a batch that ends without any line."""
-        found = await self._batches.validated(self.record)
-        if found is None:
-            if (ends := await self._ending()) is not None:
-                return ends
-            work = asyncio.create_task(self._validate())
-            try:
-                # It may wait long. A batch that is cancelled meanwhile does not.
-                while not (await asyncio.wait([work], timeout=self._shared.period_s))[0]:
-                    with noted("batch", "batch cannot be read", batch=self.record.id):
-                        if (ends := await self._ending()) is not None:
-                            return ends
-                found = work.result()
-            finally:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
-        return Status.FAILED if found.mistakes else found
+        found = await self._batches.validated(self.record) or await self._first_found()
+        if isinstance(found, Status):
+            # Another process, which led too, may have validated it meanwhile, and its lines may have run.
+            found = await self._batches.validated(self.record) or found
+        return Status.FAILED if isinstance(found, Validated) and found.mistakes else found
+
+    async def _first_found(self) -> Validated | Status:
+        """Validate the input file. Return the status to which the batch ends if that comes first."""
+        if (ends := await self._ending()) is not None:
+            return ends
+        work = asyncio.create_task(self._validate())
+        try:
+            # It may wait long. A batch that is cancelled meanwhile does not.
+            while not (await asyncio.wait([work], timeout=self._shared.period_s))[0]:
+                with noted("batch", "batch cannot be read", batch=self.record.id):
+                    if (ends := await self._ending()) is not None:
+                        return ends
+            return work.result()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
 
     async def _validate(self) -> Validated:
         record = self.record

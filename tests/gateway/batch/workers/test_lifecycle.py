@@ -254,6 +254,26 @@ async def test_a_batch_that_another_process_ends_while_it_waits_is_forgotten(
         assert set(store.calls[calls:]) <= ROUND
 
 
+async def test_a_cancel_counts_what_ran_of_a_batch_that_another_process_validated(
+    store: MemoryStore, queue: MemoryQueue
+) -> None:
+    begun = asyncio.Event()
+
+    async def long(_record: BatchRecord) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    store.before["validate"] = long
+    async with leading(store, queue) as world:
+        record = world.create(4)
+        await asyncio.wait_for(begun.wait(), GUARD_S)
+        store[record].validate()
+        store[record].run(1)
+        store[record].cancelled = int(NOW)
+        final = await world.ended(record)
+    assert (final.status, final.counts) == (Status.CANCELLED, Counts(4, 2, 0))
+
+
 async def test_two_processes_that_lead_end_each_batch_once(
     store: MemoryStore, queue: MemoryQueue
 ) -> None:
