@@ -194,7 +194,9 @@ class Paces:
     def forget(self, now: float) -> None:
         """Forget routes of which no line ran for a long time."""
         for route, pace in list(self._paces.items()):
-            if pace.running == 0 and now - pace.used > _FORGET_S:
+            if pace.used == -math.inf:
+                pace.used = now  # its first line is yet to be sent
+            elif pace.running == 0 and now - pace.used > _FORGET_S:
                 del self._paces[route]
 
     def wakes(self, now: float) -> float:

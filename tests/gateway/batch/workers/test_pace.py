@@ -275,6 +275,16 @@ def test_a_service_for_which_nothing_runs_is_not_silent() -> None:
     assert pace.rests(1200.0) == 0.0
 
 
+def test_a_route_stays_until_its_first_line_is_sent() -> None:
+    paces = Paces(100)
+    paces.of("a").flows.add("key/model")
+    paces.forget(1000.0)
+    paces.forget(1600.0)
+    assert paces.of("a").flows == {"key/model"}
+    paces.forget(1601.0)
+    assert not paces.all(), "none was sent"
+
+
 def test_routes_are_forgotten_when_nothing_ran_for_long() -> None:
     paces = Paces(100)
     for name in "ab":
