@@ -263,8 +263,6 @@ class Held:
 class Waiting:
     """What Redis knows of a batch."""
 
-    queued: int
-    """Chunks that wait or are held."""
     held: int
     """Chunks that processes hold."""
 

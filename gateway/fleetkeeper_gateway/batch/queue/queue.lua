@@ -194,7 +194,7 @@ function queue.release(cursor, process)
   return { page[1] }
 end
 
--- Returns the chunks that wait or are held, and those that are held. What is idle waits again.
+-- Returns how many chunks are held; nothing if the batch is unknown. What is idle waits again.
 function queue.state(id, idle_ms)
   local chunks, meta = keys_of(id)
   if call('EXISTS', meta) == 0 then
@@ -204,7 +204,7 @@ function queue.state(id, idle_ms)
     requeue(id, chunks, found[1])
   end
   schedule(id)
-  return { call('XLEN', chunks), held_count(chunks) }
+  return { held_count(chunks) }
 end
 
 function queue.emptied()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fleetkeeper_gateway.batch import metrics
-from fleetkeeper_gateway.batch.interfaces import Waiting, flow_of
+from fleetkeeper_gateway.batch.interfaces import flow_of
 from tests.gateway.batch.queue.world import (
     KEY,
     MODEL,
@@ -19,7 +19,7 @@ from tests.gateway.batch.queue.world import (
 async def test_chunks_are_held_once_and_done_once(world: World) -> None:
     one, two = await world.queue("one"), await world.queue("two")
     record = await world.submit(one, 5)
-    assert await one.state(record) == Waiting(5, 0)
+    assert await world.counts(one, record) == (5, 0)
     first, second = await one.take(KEY, 3), await two.take(KEY, 3)
     assert chunks(first) == [0, 1, 2]
     assert chunks(second) == [3, 4]
@@ -27,14 +27,14 @@ async def test_chunks_are_held_once_and_done_once(world: World) -> None:
         (record, MODEL, flow_of(KEY, MODEL))
     }
     assert await one.take(KEY, 3) == []
-    assert await two.state(record) == Waiting(5, 5)
+    assert await world.counts(two, record) == (5, 5)
     for each in first:
         await one.done(each)
     await one.done(first[0])
     assert await one.emptied() == []
     for each in second:
         await two.done(each)
-    assert await two.state(record) == Waiting(0, 0)
+    assert await world.counts(two, record) == (0, 0)
     assert await one.emptied() == [record.id]
     assert await one.emptied() == []
 
@@ -45,7 +45,7 @@ async def test_adding_is_idempotent(world: World) -> None:
     held = [*await queue.take(KEY, 400), *await queue.take(KEY, 300)]
     await queue.done(held[0])
     await queue.add(record, MODEL, range(1, 1200))
-    assert await queue.state(record) == Waiting(1199, 699)
+    assert await world.counts(queue, record) == (1199, 699)
     await queue.add(record, MODEL, [0])
     assert chunks(await queue.take(KEY, 1200)) == [*range(700, 1200)]
     assert chunks(await queue.take(KEY, 1200)) == [0]
@@ -57,7 +57,7 @@ async def test_what_is_given_back_waits_behind_the_others(world: World) -> None:
     held = await one.take(KEY, 3)
     assert await two.keys() == {}
     await two.give_back(held)
-    assert await one.state(record) == Waiting(3, 3)
+    assert await world.counts(one, record) == (3, 3)
     await one.give_back([held[1], held[0], held[1]])
     assert await two.keys() == {KEY: 0}
     assert chunks(await two.take(KEY, 5)) == [1, 0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_gateway.batch.interfaces import QueueDown, Waiting
+from fleetkeeper_gateway.batch.interfaces import QueueDown
 from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue
 from tests.gateway.batch.queue.world import KEY, MODEL, World, chunks, metric, until, up
@@ -24,13 +24,13 @@ async def test_what_is_not_renewed_waits_again_and_is_lost(world: World) -> None
     held = await one.take(KEY, 2)
     world.idle(held)
     assert await one.renew(held[:1], {}) == set()
-    assert await two.state(record) == Waiting(3, 1)
+    assert await world.counts(two, record) == (3, 1)
     assert await one.renew(held, {}) == {held[1]}
     assert chunks(await two.take(KEY, 5)) == [2, 1]
     # The process that comes late changes nothing for the one that holds it now.
     await one.done(held[1])
     await one.give_back(held[1:])
-    assert await two.state(record) == Waiting(3, 3)
+    assert await world.counts(two, record) == (3, 3)
 
 
 async def test_a_new_connection_leaves_time_to_renew(world: World) -> None:
@@ -39,9 +39,9 @@ async def test_a_new_connection_leaves_time_to_renew(world: World) -> None:
     record = await world.submit(one, 600)
     held = [*await one.take(KEY, 500), *await one.take(KEY, 100)]
     world.idle(held)
-    assert await new.state(record) == Waiting(600, 600)
-    assert await one.state(record) == Waiting(600, 100), "as many as one call may move"
-    assert await one.state(record) == Waiting(600, 0)
+    assert await world.counts(new, record) == (600, 600)
+    assert await world.counts(one, record) == (600, 100), "as many as one call may move"
+    assert await world.counts(one, record) == (600, 0)
 
 
 async def test_a_parent_releases_what_a_process_held_that_ended(world: World) -> None:
@@ -67,15 +67,15 @@ async def test_a_take_whose_answer_is_lost_leaves_its_chunks_to_others(world: Wo
     with pytest.raises(QueueDown, match="no answer in time"):
         await hasty.take(KEY, 2)
     world.redis.thaw()
-    await until_held(two, record, 2)
+    await until_held(world, two, record)
     assert await two.take(KEY, 2) == []
     await two.release("hasty")
     assert chunks(await two.take(KEY, 2)) == [0, 1]
 
 
-async def until_held(queue: RedisQueue, record: BatchRecord, count: int) -> None:
-    """Wait until so many chunks of a batch are held."""
-    while await queue.state(record) != Waiting(count, count):  # noqa: ASYNC110 - Redis tells nobody
+async def until_held(world: World, queue: RedisQueue, record: BatchRecord) -> None:
+    """Wait until both chunks of a batch are held."""
+    while await world.counts(queue, record) != (2, 2):  # noqa: ASYNC110 - Redis tells nobody
         await asyncio.sleep(0.01)
 
 
@@ -189,7 +189,7 @@ async def test_a_server_with_little_room_takes_no_more_chunks(world: World) -> N
                 await add
         # Even a full one does everything else.
         client.config_set("maxmemory", "1mb")
-        assert await queue.state(record) == Waiting(3, 1)
+        assert await world.counts(queue, record) == (3, 1)
         assert await queue.leads("task")
         assert await queue.keys() == {KEY: 0}
         assert await queue.renew(held, {KEY: 5}) == set()
@@ -197,7 +197,7 @@ async def test_a_server_with_little_room_takes_no_more_chunks(world: World) -> N
         await queue.give_back(held)
         held = await queue.take(KEY, 3)
         world.idle(held[:1])
-        assert await queue.state(record) == Waiting(3, 2)
+        assert await world.counts(queue, record) == (3, 2)
         held = [*held[1:], *await queue.take(KEY, 3)]
         assert chunks(held) == [2, 0, 1]
         for each in held:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_gateway.batch.interfaces import QueueDown, Waiting
+from fleetkeeper_gateway.batch.interfaces import QueueDown
 from tests.gateway.batch.queue.world import KEY, World, metric, until, up
 from tests.support.docs_commands import ROOT
 from tests.support.redis_server import RedisServer
@@ -39,7 +39,7 @@ async def test_the_rights_on_the_pages_are_enough(
         assert await queue.renew(held, {KEY: 3}) == set(), "nothing is lost"
         await queue.give_back(held[:1])
         world.idle(held[1:2])
-        assert await queue.state(record) == Waiting(4, 1)
+        assert await world.counts(queue, record) == (4, 1)
         await queue.release("one")
         for each in await queue.take(KEY, 9):
             await queue.done(each)

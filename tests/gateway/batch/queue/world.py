@@ -86,6 +86,13 @@ class World:
         await queue.add(record, model, range(count))
         return record
 
+    async def counts(self, queue: RedisQueue, record: BatchRecord) -> tuple[int, int]:
+        """Return how many chunks of a batch there are in Redis, and how many of them are held."""
+        found = await queue.state(record)
+        assert found is not None
+        with self.redis.client() as client:
+            return int(client.xlen(f"{PREFIX}{{{record.id}}}:chunks")), found.held
+
     def idle(self, held: Iterable[Held], process: str = "one", seconds: float = 3601) -> None:
         """Let time pass in which chunks were not renewed."""
         with self.redis.client() as client:

@@ -193,7 +193,7 @@ class MemoryQueue:
     async def state(self, record: BatchRecord) -> Waiting | None:
         self._called("state")
         found = self.batches.get(record.id)
-        return None if found is None else Waiting(len(found.chunks), len(found.held))
+        return None if found is None else Waiting(len(found.held))
 
     async def emptied(self) -> Sequence[str]:
         self._called("emptied")

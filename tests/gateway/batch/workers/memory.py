@@ -352,9 +352,7 @@ class MemoryQueue:
     async def state(self, record: BatchRecord) -> Waiting | None:
         self._check()
         batch = self.queued.batches.get(record.id)
-        if batch is None:
-            return None
-        return Waiting(len(batch.waiting) + len(batch.held), len(batch.held))
+        return None if batch is None else Waiting(len(batch.held))
 
     async def remove(self, record: BatchRecord) -> None:
         self.queued.batches.pop(record.id, None)
