@@ -1,4 +1,4 @@
-"""What a key may have of batches: how many that have not ended, their lines, and how many in all."""
+"""What a key may have for a new batch: batches that have not ended, their lines, all batches, and files."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ async def check_batch_quotas(parts: ApiParts, key_id: str, key: KeyState, lines:
     Raises:
         Refusal: if it may not.
     """
+    await _check_store(parts, key_id)
     active = await parts.batches.active_ids(key_id)
     most = parts.settings.batch_key_active
     if len(active) >= most:
@@ -38,6 +39,21 @@ async def check_batch_quotas(parts: ApiParts, key_id: str, key: KeyState, lines:
 def most_lines(file: FileRecord) -> int:
     """Return how many lines a file can have."""
     return min(MAX_LINES, 1 + file.bytes // _MIN_LINE_BYTES)
+
+
+async def _check_store(parts: ApiParts, key_id: str) -> None:
+    """Check that a key has room for results, which no quota stops once the batch runs."""
+    stored, settings = await parts.files.usage(key_id), parts.settings
+    for code, have, most, what in (
+        ("file_quota_exceeded", stored.files, settings.batch_key_files, "files"),
+        ("byte_quota_exceeded", stored.bytes, settings.batch_key_bytes, "bytes of files"),
+    ):
+        if have >= most:
+            raise _exceeded(
+                code,
+                f"Your key has {have} {what}, with results, and a new batch needs fewer than {most}.",
+                "Delete input files or results: DELETE /v1/files/ID.",
+            )
 
 
 async def _check_lines(parts: ApiParts, key_id: str, key: KeyState, new: int) -> None:
@@ -81,5 +97,5 @@ async def _room(parts: ApiParts, key_id: str) -> int:
     return (room + 1) // 2
 
 
-def _exceeded(code: str, message: str) -> Refusal:
-    return Refusal(429, code, f"{message} Wait for one, or cancel one.", headers=NO_RETRY)
+def _exceeded(code: str, message: str, cure: str = "Wait for one, or cancel one.") -> Refusal:
+    return Refusal(429, code, f"{message} {cure}", headers=NO_RETRY)

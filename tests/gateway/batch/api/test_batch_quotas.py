@@ -133,6 +133,33 @@ async def test_the_batches_that_ended_first_are_deleted_for_new_ones() -> None:
             await client.batches.retrieve(world.created[1].id)
 
 
+@pytest.mark.promise("batch-quotas")
+@pytest.mark.parametrize(
+    ("quotas", "code"),
+    [
+        (BatchSettings(batch_key_bytes=1000), "byte_quota_exceeded"),
+        (BatchSettings(batch_key_files=2), "file_quota_exceeded"),
+    ],
+)
+async def test_results_count_and_leave_no_batch_above_the_quota(
+    quotas: BatchSettings, code: str
+) -> None:
+    world = ApiWorld(quotas)
+    async with world.running(), world.client() as client, world.client("two") as other:
+        file_id = await input_file(world, 10)
+        await create(client, file_id)
+        results = FileRecord("file-" + "f" * 32, "one", "o", "batch_output", 990, int(world.now))
+        await world.files.add(results, b"")
+        with pytest.raises(openai.RateLimitError) as refused:
+            await create(client, file_id)
+        assert refused.value.code == code
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        assert "DELETE /v1/files/ID" in refused.value.message
+        await create(other, await input_file(world, 10, "two"))
+        await client.files.delete(results.id)
+        await create(client, file_id)
+
+
 async def test_creating_and_cancelling_in_a_loop_keeps_a_bounded_number() -> None:
     world = ApiWorld(BatchSettings(batch_key_batches=20, batch_key_active=5))
     counted = 0
