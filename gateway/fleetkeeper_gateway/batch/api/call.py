@@ -203,13 +203,14 @@ class Call:
             raise Refusal(
                 415, "encoding_not_supported", "Send the body without a Content-Encoding."
             )
-        value = await handler(self)
-        if isinstance(value, Stream):
-            await self._send_stream(value)
-        else:
-            self._started = True
-            body = value if isinstance(value, bytes) else json.dumps(value).encode()
-            await answer(self._send, 200, body, self._own_headers())
+        with self.key.open_call():
+            value = await handler(self)
+            if isinstance(value, Stream):
+                await self._send_stream(value)
+            else:
+                self._started = True
+                body = value if isinstance(value, bytes) else json.dumps(value).encode()
+                await answer(self._send, 200, body, self._own_headers())
         self._outcome, self._status = "ok", 200
 
     async def _send_stream(self, stream: Stream) -> None:

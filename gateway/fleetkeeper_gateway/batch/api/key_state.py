@@ -6,15 +6,19 @@ Between replicas nothing is locked. Two that accept at the same moment may excee
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Final
 
-from fleetkeeper_gateway.http.errors import Refusal
+from fleetkeeper_gateway.http.errors import Refusal, unavailable
 
 MAX_UPLOADS: Final = 8
 """Uploads of one key that are read at the same time. Others wait, so the store holds no more unfinished files."""
 MAX_DOWNLOADS: Final = 8
 """Files of one key that are sent at the same time. Others wait, so slow readers hold no more parts in memory."""
+MAX_OPEN: Final = 64
+"""Calls of one key that were begun and are not answered. Each may hold a part of a body, of 64 KiB."""
 _MINUTE_S = 60.0
 
 
@@ -30,9 +34,29 @@ class KeyState:
         """The most lines that its active batches may have, by their ID."""
         self.room = 0
         """Batches that it may add before all of them are counted again."""
+        self._open = 0
         self._calls = 0.0
         """Those that have not come back: a key has the calls of a minute, and they come back evenly."""
         self._counted = 0.0
+
+    @contextlib.contextmanager
+    def open_call(self) -> Iterator[None]:
+        """Count a call while it is open.
+
+        Raises:
+            Refusal: if the key has too many. OpenAI's client tries again.
+        """
+        if self._open >= MAX_OPEN:
+            raise unavailable(
+                "too_many_open_calls",
+                f"Your key has {MAX_OPEN} open calls about files and batches. Try again once one ended.",
+                1,
+            )
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
 
     def take_call(self, per_minute: int, now: float) -> None:
         """Count a call, at a time in seconds that does not go back.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import openai
 import pytest
 
-from fleetkeeper_gateway.batch.api.key_state import KeyState
+from fleetkeeper_gateway.batch.api.key_state import MAX_OPEN, MAX_UPLOADS, KeyState
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
@@ -22,7 +23,7 @@ from fleetkeeper_gateway.batch.model import (
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import BrokenObject
 from fleetkeeper_gateway.http.errors import Refusal
-from tests.support.batch_api import CHAT, ApiWorld, jsonl, line
+from tests.support.batch_api import CHAT, ApiWorld, form, jsonl, line, until, upload_head
 
 DATA = jsonl([line(1)])
 LARGE = 50_000 * 64
@@ -209,6 +210,58 @@ def test_calls_come_back_with_time() -> None:
             key.take_call(60, now)
         with pytest.raises(Refusal):
             key.take_call(60, now)
+
+
+def test_an_open_call_counts_until_it_ended() -> None:
+    key = KeyState()
+    with contextlib.ExitStack() as held:
+        for _ in range(MAX_OPEN):
+            held.enter_context(key.open_call())
+        for _ in range(2):
+            # What is refused is not open.
+            with pytest.raises(Refusal) as refused, key.open_call():
+                pass
+        assert refused.value.status == 503
+        assert dict(refused.value.headers)[b"retry-after"] == b"1"
+    with contextlib.suppress(ValueError), key.open_call():
+        raise ValueError
+    with contextlib.ExitStack() as held:
+        for _ in range(MAX_OPEN):
+            held.enter_context(key.open_call())
+
+
+@pytest.mark.promise("batch-quotas")
+async def test_a_key_has_a_number_of_open_calls() -> None:
+    """Uploads that wait for their turn hold a part of their body, for as long as the others take."""
+    world = ApiWorld()
+    body = form(("purpose", None, b"batch"), ("file", "a", DATA))
+    async with (
+        world.running(),
+        world.client() as client,
+        world.client("two") as other,
+        contextlib.AsyncExitStack() as held,
+    ):
+        uploads = [await held.enter_async_context(world.connected()) for _ in range(MAX_OPEN + 3)]
+        for raw in uploads[:MAX_UPLOADS]:
+            await raw.send(upload_head(len(body)) + body[:-10])
+        await until(lambda: world.objects.unfinished == MAX_UPLOADS)
+        for raw in uploads[MAX_UPLOADS:]:
+            await raw.send(upload_head(len(body)) + body[:-10])
+        heads = [asyncio.create_task(raw.head()) for raw in uploads]
+        await until(lambda: sum(head.done() for head in heads) == 3)
+        for head in heads:
+            if head.done():
+                assert head.result().startswith("http/1.1 503 ")
+                assert "retry-after: 1\r\n" in head.result()
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.files.list()
+        assert refused.value.code == "too_many_open_calls"
+        await other.files.create(file=DATA, purpose="batch")
+        for raw, head in zip(uploads, heads, strict=True):
+            if not head.done():
+                await raw.send(body[-10:])
+        assert sum("200 ok" in head for head in await asyncio.gather(*heads)) == MAX_OPEN
+        assert len((await client.files.list()).data) == MAX_OPEN
 
 
 async def test_a_broken_batch_hides_no_other_of_a_list() -> None:
