@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any, Final
 
 from fleetkeeper_gateway.batch.model import FileRecord
 
-_ITEMS: Final = 100
-"""Items of a list that are made and encoded in one piece."""
+PIECE_BYTES: Final = 65_536
+"""A piece of a list, which is made and encoded at a time, ends with the item that reaches this."""
 
 
 def file_document(record: FileRecord, expires: int) -> dict[str, Any]:
@@ -30,12 +29,18 @@ def file_document(record: FileRecord, expires: int) -> dict[str, Any]:
 
 
 async def list_document(items: Iterable[dict[str, Any]], *, has_more: bool) -> bytes:
-    """Return a page of a list as JSON. Other work on the event loop runs between some of its items."""
+    """Return a page of a list as JSON. Other work on the event loop runs between its pieces."""
     ends = {"has_more": has_more, "first_id": None, "last_id": None}
-    pieces = []
-    left = iter(items)
-    while some := list(islice(left, _ITEMS)):
-        ends |= {"first_id": ends["first_id"] or some[0]["id"], "last_id": some[-1]["id"]}
-        pieces.append(json.dumps(some)[1:-1])
-        await asyncio.sleep(0)
-    return f'{{"object": "list", "data": [{", ".join(pieces)}], {json.dumps(ends)[1:]}'.encode()
+    pieces, piece = [], bytearray(b'{"object": "list", "data": [')
+    for item in items:
+        if ends["first_id"] is None:
+            ends["first_id"] = item["id"]
+        else:
+            piece += b", "
+        ends["last_id"] = item["id"]
+        piece += json.dumps(item).encode()
+        if len(piece) >= PIECE_BYTES:
+            pieces.append(bytes(piece))
+            piece.clear()
+            await asyncio.sleep(0)
+    return b"".join([*pieces, piece, b"], ", json.dumps(ends)[1:].encode()])

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from fleetkeeper_gateway.batch.model import BatchRecord, Counts, FileRecord, Status
+from fleetkeeper_gateway.batch.api import documents
+from fleetkeeper_gateway.batch.api.documents import file_document, list_document
+from fleetkeeper_gateway.batch.api.status import Facts, batch_document
+from fleetkeeper_gateway.batch.model import (
+    BatchRecord,
+    Counts,
+    FileRecord,
+    Mistake,
+    Status,
+    Validated,
+)
 from fleetkeeper_gateway.batch.model import Final as End
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import create_storage
@@ -85,6 +96,51 @@ async def test_a_page_of_many_batches(world: ApiWorld, tmp_path: Path, limit: in
     async with world.connected() as raw:
         assert len(json.loads(await get(raw, path))["data"]) == limit
         assert await longest_turn(lambda: get(raw, path)) < LONGEST
+
+
+def largest_batch(now: int) -> dict[str, Any]:
+    """Return a batch with the most metadata and mistakes. A character takes twelve bytes of JSON."""
+    record = BatchRecord(
+        "batch_" + "0" * 32,
+        "one",
+        "file-" + "0" * 32,
+        CHAT,
+        "24h",
+        now,
+        now,
+        {f"{pair:x}" + "😀" * 63: "😀" * 512 for pair in range(16)},
+    )
+    mistake = Mistake("invalid_value", "😀" * 100, 50_000, "body.messages")
+    return batch_document(Facts(record, Validated(1, "", 0, now, (mistake,) * 100)), now)
+
+
+@pytest.mark.parametrize("shown", ["files", "batches"])
+async def test_a_turn_encodes_few_bytes_of_a_list(
+    monkeypatch: pytest.MonkeyPatch, shown: str
+) -> None:
+    document = largest_batch(0)
+    if shown == "files":
+        record = FileRecord("file-" + "0" * 32, "one", "😀" * 255, "batch", 5, 0)
+        document = file_document(record, 0)
+    turns, dumps = [0], json.dumps
+    largest = len(dumps(document))
+
+    def counted(value: object) -> str:
+        text = dumps(value)
+        turns[-1] += len(text)
+        return text
+
+    async def other() -> None:
+        while True:
+            turns.append(0)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(json, "dumps", counted)
+    probing = asyncio.create_task(other())
+    body = await list_document((document for _ in range(100)), has_more=False)
+    probing.cancel()
+    assert json.loads(body)["data"] == [document] * 100
+    assert max(turns) < documents.PIECE_BYTES + largest
 
 
 @pytest.mark.parametrize(
