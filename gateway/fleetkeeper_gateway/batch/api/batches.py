@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any, Final
 
 from fleetkeeper_gateway.batch.api.batch_quotas import check_batch_quotas, most_lines
 from fleetkeeper_gateway.batch.api.batch_request import parse_batch_request
-from fleetkeeper_gateway.batch.api.call import Call
+from fleetkeeper_gateway.batch.api.call import Call, Stream
 from fleetkeeper_gateway.batch.api.checks import NO_RETRY, PURPOSE, no_batch
 from fleetkeeper_gateway.batch.api.documents import list_document
-from fleetkeeper_gateway.batch.api.pages import parse_page
+from fleetkeeper_gateway.batch.api.lists import list_stream
+from fleetkeeper_gateway.batch.api.pages import Page, parse_page
 from fleetkeeper_gateway.batch.api.parts import ApiParts
 from fleetkeeper_gateway.batch.api.progress import BatchProgress
 from fleetkeeper_gateway.batch.api.status import ENDED, Facts, batch_document, status_of
@@ -50,12 +52,15 @@ class BatchCalls:
         parts.on_created(record)
         return batch_document(Facts(record), parts.clock())
 
-    async def list(self, call: Call) -> object:
+    async def list(self, call: Call) -> Stream:
         """Return a page of the batches of a key, newest first."""
-        parts = self._parts
         page = parse_page(call.scope["query_string"], default=_LISTED, most=_MOST_LISTED)
-        ids, has_more = page.cut(await parts.batches.ids(call.key_id), no_batch)
-        documents = await parts.of_batches(call.key_id, ids, self._document)
+        return await list_stream(call.key.lists, lambda: self._page(call.key_id, page))
+
+    async def _page(self, key_id: str, page: Page) -> deque[bytes]:
+        parts = self._parts
+        ids, has_more = page.cut(await parts.batches.ids(key_id), no_batch)
+        documents = await parts.of_batches(key_id, ids, self._document)
         return await list_document(documents, has_more=has_more)
 
     async def get(self, call: Call) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import traceback
 import uuid
 from collections import defaultdict
@@ -17,7 +16,7 @@ from fleetkeeper_contract.headers import REQUEST_ID_HEADER
 from fleetkeeper_gateway.batch.api.key_state import KeyState
 from fleetkeeper_gateway.batch.api.parts import ApiParts
 from fleetkeeper_gateway.batch.interfaces import StorageError
-from fleetkeeper_gateway.http.answers import answer, refuse
+from fleetkeeper_gateway.http.answers import answer_json, refuse
 from fleetkeeper_gateway.http.asgi import ClientGone, Headers, Message, Receive, Scope, Send
 from fleetkeeper_gateway.http.bodies import MIN_BYTES_PER_S, Body, BodyBudget
 from fleetkeeper_gateway.http.client_headers import (
@@ -55,7 +54,7 @@ class Stream:
 
 
 Handler = Callable[["Call"], Awaitable[object]]
-"""Returns a value to send as JSON, JSON as bytes, or a `Stream`."""
+"""Returns a value to send as JSON, or a `Stream`."""
 
 
 class Call:
@@ -209,8 +208,7 @@ class Call:
                 await self._send_stream(value)
             else:
                 self._started = True
-                body = value if isinstance(value, bytes) else json.dumps(value).encode()
-                await answer(self._send, 200, body, self._own_headers())
+                await answer_json(self._send, value, self._own_headers())
         self._outcome, self._status = "ok", 200
 
     async def _send_stream(self, stream: Stream) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -28,10 +29,11 @@ def file_document(record: FileRecord, expires: int) -> dict[str, Any]:
     }
 
 
-async def list_document(items: Iterable[dict[str, Any]], *, has_more: bool) -> bytes:
-    """Return a page of a list as JSON. Other work on the event loop runs between its pieces."""
+async def list_document(items: Iterable[dict[str, Any]], *, has_more: bool) -> deque[bytes]:
+    """Return a page of a list as pieces of JSON. Other work on the event loop runs between them."""
     ends = {"has_more": has_more, "first_id": None, "last_id": None}
-    pieces, piece = [], bytearray(b'{"object": "list", "data": [')
+    pieces: deque[bytes] = deque()
+    piece = bytearray(b'{"object": "list", "data": [')
     for item in items:
         if ends["first_id"] is None:
             ends["first_id"] = item["id"]
@@ -43,4 +45,6 @@ async def list_document(items: Iterable[dict[str, Any]], *, has_more: bool) -> b
             pieces.append(bytes(piece))
             piece.clear()
             await asyncio.sleep(0)
-    return b"".join([*pieces, piece, b"], ", json.dumps(ends)[1:].encode()])
+    piece += b"], " + json.dumps(ends)[1:].encode()
+    pieces.append(bytes(piece))
+    return pieces

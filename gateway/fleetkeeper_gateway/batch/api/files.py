@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Final
 from urllib.parse import quote
@@ -10,7 +11,8 @@ from urllib.parse import quote
 from fleetkeeper_gateway.batch.api.call import Call, Stream
 from fleetkeeper_gateway.batch.api.checks import NO_RETRY, no_file
 from fleetkeeper_gateway.batch.api.documents import file_document, list_document
-from fleetkeeper_gateway.batch.api.pages import parse_page
+from fleetkeeper_gateway.batch.api.lists import list_stream
+from fleetkeeper_gateway.batch.api.pages import Page, parse_page
 from fleetkeeper_gateway.batch.api.parts import ApiParts
 from fleetkeeper_gateway.batch.interfaces import ObjectMissing
 from fleetkeeper_gateway.batch.model import FileRecord
@@ -31,13 +33,16 @@ class FileCalls:
         self._parts = parts
         self._memory = BodyBudget(MEMORY_BYTES)
 
-    async def list(self, call: Call) -> object:
+    async def list(self, call: Call) -> Stream:
         """Return a page of the files of a key."""
-        parts = self._parts
         page = parse_page(call.scope["query_string"], default=_MOST_LISTED, most=_MOST_LISTED)
+        return await list_stream(call.key.lists, lambda: self._page(call.key_id, page))
+
+    async def _page(self, key_id: str, page: Page) -> deque[bytes]:
+        parts = self._parts
         files = {
             record.id: record
-            for record in await parts.files.list(call.key_id)
+            for record in await parts.files.list(key_id)
             if parts.exists(record) and page.purpose in (None, record.purpose)
         }
         ids, has_more = page.cut(list(files), no_file)

@@ -17,6 +17,8 @@ MAX_UPLOADS: Final = 8
 """Uploads of one key that are read at the same time. Others wait, so the store holds no more unfinished files."""
 MAX_DOWNLOADS: Final = 8
 """Files of one key that are sent at the same time. Others wait, so slow readers hold no more parts in memory."""
+MAX_LISTS: Final = 2
+"""Lists of one key that are made and sent at the same time. One of 10,000 files may have 33 MB. Others wait."""
 MAX_OPEN: Final = 64
 """Calls of one key that were begun and are not answered. Each may hold a part of a body, of 64 KiB."""
 _MINUTE_S = 60.0
@@ -30,6 +32,7 @@ class KeyState:
         """Held from a check of what the key has until the change that depends on it."""
         self.uploads = asyncio.Semaphore(MAX_UPLOADS)
         self.downloads = asyncio.Semaphore(MAX_DOWNLOADS)
+        self.lists = asyncio.Semaphore(MAX_LISTS)
         self.lines: dict[str, int] = {}
         """The most lines that its active batches may have, by their ID."""
         self.room = 0

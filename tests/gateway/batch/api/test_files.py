@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+from collections.abc import Sequence
 
 import openai
 import pytest
@@ -75,6 +77,39 @@ async def test_a_list_can_have_one_purpose(world: ApiWorld, client: openai.Async
     assert [one.id for one in (await client.files.list(purpose="batch")).data] == [uploaded]
     assert [one.id for one in (await client.files.list(purpose="batch_output")).data] == [made]
     assert len((await client.files.list()).data) == 2
+
+
+async def test_a_key_has_two_lists_in_memory_until_their_clients_read_them(
+    world: ApiWorld, other: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5000):
+        # 16 MB: more than sockets buffer.
+        record = FileRecord(f"file-{number:032x}", "one", "😀" * 255, "batch", 1, int(world.now))
+        world.files.kept["one", record.id] = record
+    made = []
+    files_of = world.files.list
+
+    async def counted(key_id: str) -> Sequence[FileRecord]:
+        made.append(key_id)
+        return await files_of(key_id)
+
+    monkeypatch.setattr(world.files, "list", counted)
+    async with contextlib.AsyncExitStack() as held:
+        raws = [await held.enter_async_context(world.connected()) for _ in range(6)]
+        for raw in raws[:2]:
+            await raw.ask("GET", "/v1/files")
+        heads = [await raw.head() for raw in raws[:2]]
+        for raw in raws[2:]:
+            await raw.ask("GET", "/v1/files")
+        assert (await other.files.list()).data == []
+        assert made == ["one", "one", "two"]
+        assert len(json.loads(await raws[0].content(heads[0]))["data"]) == 5000
+        assert "content-type: application/json" in await raws[2].head()
+        assert len(made) == 4
+        raws[1].writer.close()
+        await world.audited("client_gone")
+        await raws[3].head()
+        assert len(made) == 5
 
 
 @pytest.mark.parametrize(

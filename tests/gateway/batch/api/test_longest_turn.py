@@ -137,9 +137,9 @@ async def test_a_turn_encodes_few_bytes_of_a_list(
 
     monkeypatch.setattr(json, "dumps", counted)
     probing = asyncio.create_task(other())
-    body = await list_document((document for _ in range(100)), has_more=False)
+    pieces = await list_document((document for _ in range(100)), has_more=False)
     probing.cancel()
-    assert json.loads(body)["data"] == [document] * 100
+    assert json.loads(b"".join(pieces))["data"] == [document] * 100
     assert max(turns) < documents.PIECE_BYTES + largest
 
 
