@@ -72,7 +72,7 @@ class ApiWorld:
         self.keys = MemoryKeys("one", "two")
         self.audit = MemoryAudit()
         self.objects = MemoryObjects()
-        self.files = MemoryFiles(self.objects)
+        self.files = MemoryFiles(self.objects, lambda: self.now)
         self.batches = MemoryBatches(self.objects)
         self.parts = ApiParts(
             keys=self.keys,

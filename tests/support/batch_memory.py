@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from fleetkeeper_gateway.batch.interfaces import Index, Log, Object, ObjectMissing, StorageError
@@ -140,11 +140,16 @@ class MemoryObjects:
         return self.kept[path]
 
 
-class MemoryFiles:
-    """Files, in the order of their creation."""
+RETENTION_S = 30 * 86_400
+"""The default of the settings."""
 
-    def __init__(self, objects: MemoryObjects) -> None:
+
+class MemoryFiles:
+    """Files, in the order of their creation. One that has expired does not exist; without a clock, none has."""
+
+    def __init__(self, objects: MemoryObjects, wall: Callable[[], float] = float) -> None:
         self._objects = objects
+        self._wall = wall
         self.kept: dict[tuple[str, str], FileRecord] = {}
         self.put_fails = False
 
@@ -155,12 +160,16 @@ class MemoryFiles:
         self.kept[record.key_id, record.id] = record
 
     async def get(self, key_id: str, file_id: str) -> FileRecord | None:
-        self._objects.check()
-        return self.kept.get((key_id, file_id))
+        return next((one for one in await self.list(key_id) if one.id == file_id), None)
 
     async def list(self, key_id: str) -> Sequence[FileRecord]:
         self._objects.check()
-        return [record for record in reversed(self.kept.values()) if record.key_id == key_id]
+        return [
+            record
+            for record in reversed(self.kept.values())
+            if record.key_id == key_id
+            and self._wall() < (record.expires or record.created + RETENTION_S)
+        ]
 
     async def usage(self, key_id: str) -> Usage:
         self._objects.check()

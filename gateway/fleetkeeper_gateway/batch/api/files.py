@@ -43,7 +43,7 @@ class FileCalls:
         files = {
             record.id: record
             for record in await parts.files.list(key_id)
-            if parts.exists(record) and page.purpose in (None, record.purpose)
+            if page.purpose in (None, record.purpose)
         }
         ids, has_more = page.cut(list(files), no_file)
         page_files = (files[file_id] for file_id in ids)

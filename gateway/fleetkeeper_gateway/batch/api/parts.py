@@ -55,10 +55,6 @@ class ApiParts:
             return record.expires
         return record.created + self.settings.batch_retention_days * _DAY_S
 
-    def exists(self, record: FileRecord) -> bool:
-        """Return whether a file has not expired. One that has is deleted at some time."""
-        return self.clock() < self.expiry(record)
-
     async def file(self, key_id: str, file_id: str, param: str = "id") -> FileRecord:
         """Return a file of a key.
 
@@ -66,7 +62,7 @@ class ApiParts:
             Refusal: if the key has none of that ID, which names the parameter that has it.
         """
         record = await self.files.get(key_id, file_id)
-        if record is None or not self.exists(record):
+        if record is None:
             raise no_file(file_id, param)
         return record
 
