@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -98,27 +98,32 @@ async def test_a_page_of_many_batches(world: ApiWorld, tmp_path: Path, limit: in
         assert await longest_turn(lambda: get(raw, path)) < LONGEST
 
 
-def largest_batch(now: int) -> dict[str, Any]:
+def largest_batch(number: int, now: int) -> tuple[BatchRecord, Validated]:
     """Return a batch with the most metadata and mistakes. A character takes twelve bytes of JSON."""
+    metadata = {f"{pair:x}" + "😀" * 63: "😀" * 512 for pair in range(16)}
     record = BatchRecord(
-        "batch_" + "0" * 32,
-        "one",
-        "file-" + "0" * 32,
-        CHAT,
-        "24h",
-        now,
-        now,
-        {f"{pair:x}" + "😀" * 63: "😀" * 512 for pair in range(16)},
+        f"batch_{number:032x}", "one", "file-" + "0" * 32, CHAT, "24h", now, now, metadata
     )
     mistake = Mistake("invalid_value", "😀" * 100, 50_000, "body.messages")
-    return batch_document(Facts(record, Validated(1, "", 0, now, (mistake,) * 100)), now)
+    return record, Validated(1, "", 0, now, (mistake,) * 100)
+
+
+async def test_a_page_of_the_largest_batches(world: ApiWorld) -> None:
+    for number in range(100):
+        record, validated = largest_batch(number, int(world.now))
+        await world.parts.batches.create(record)
+        await world.parts.batches.put_validated(record, validated, ())
+    path = "/v1/batches?limit=100"
+    async with world.connected() as raw:
+        assert len(json.loads(await get(raw, path))["data"]) == 100
+        assert await longest_turn(lambda: get(raw, path)) < LONGEST
 
 
 @pytest.mark.parametrize("shown", ["files", "batches"])
 async def test_a_turn_encodes_few_bytes_of_a_list(
     monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:
-    document = largest_batch(0)
+    document = batch_document(Facts(*largest_batch(0, 0)), 0)
     if shown == "files":
         record = FileRecord("file-" + "0" * 32, "one", "😀" * 255, "batch", 5, 0)
         document = file_document(record, 0)
