@@ -32,7 +32,7 @@ async def read_progress(
         except (parts.DamagedPart, parts.UnknownPart, ObjectMissing):
             # Who reads its log finds it damaged, and marks it. It is gone if its batch has ended.
             return
-        records.keep(part.path, heads[part.path])
+        records.keep(part.path, heads[part.path], parts.HEAD_BYTES)
 
     await each([listed[path] for path in whole if path not in heads], read)
     still_open = {

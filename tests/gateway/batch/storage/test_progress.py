@@ -89,13 +89,13 @@ async def test_heads_are_read_once(
         await append(local, record, 0, results([number]))
         assert (await now(local, record)).counts == Counts(LINES, number, 1)
     assert reads == {"failed": 1, **{path(0, number): 1 for number in range(3)}}
-    kept = local.batches._records._kept
-    size = len(kept)
-    monkeypatch.setattr(records_module, "KEPT", size)
+    records = local.batches._records
+    size = records._bytes
+    monkeypatch.setattr(records_module, "KEPT_BYTES", size)
     await append(local, record, 1, results([256]))
     for _ in range(2):
         assert (await now(local, record)).counts == Counts(LINES, 3, 1)
-        assert len(kept) == size, "memory is bounded"
+        assert 0 < records._bytes <= size, "memory is bounded"
 
 
 async def test_a_damaged_part_counts_nothing(storage: Storage, record: BatchRecord) -> None:
