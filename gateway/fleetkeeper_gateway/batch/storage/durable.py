@@ -34,6 +34,8 @@ class StagedFile:
         self._synced = 0
         self._turn = threading.Lock()
         self.bytes = 0
+        self.begun = False
+        """True once a thread may have made it."""
         self.given_up = False
         """Set from another thread: it gets no name from now on."""
 

@@ -43,21 +43,24 @@ class LocalObjects(ReadableObjects):
         self._root = root.resolve(strict=True)
         self._lock = None if shared else _locked(self._root)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="batch-store")
+        self._free = asyncio.Semaphore(THREADS)
+        """Threads for calls. Who gives up before one is free leaves no bytes in the queue of the threads."""
         super().__init__(LocalStore(self._root), f"file://{self._root}", timeout_s)
 
     async def create(self, path: str, data: bytes) -> bool:
         """Write an object that must not exist. Return False if it does, whoever wrote it."""
         with self._staged(path) as staged:
-            await self._in_thread("create", path, partial(staged.append, data))
+            await self._in_thread("create", path, partial(staged.append, data), staged)
             publish = partial(staged.publish, path, replace=False)
-            return await self._in_thread("create", path, publish)
+            return await self._in_thread("create", path, publish, staged)
 
     async def write(self, path: str, parts: AsyncIterator[bytes]) -> int:
         """Write an object of any size, part by part. Return its bytes."""
         with self._staged(path) as staged:
             async for part in parts:
-                await self._in_thread("write", path, partial(staged.append, part))
-            await self._in_thread("write", path, partial(staged.publish, path, replace=True))
+                await self._in_thread("write", path, partial(staged.append, part), staged)
+            publish = partial(staged.publish, path, replace=True)
+            await self._in_thread("write", path, publish, staged)
         return staged.bytes
 
     async def delete(self, paths: Iterable[str]) -> None:
@@ -82,8 +85,9 @@ class LocalObjects(ReadableObjects):
         finally:
             # Otherwise a thread that hangs would make the object exist after the caller has given up.
             staged.given_up = True
-            # Not awaited: on a disk that hangs, this hangs too.
-            self._threads.submit(self._discard, staged, path)
+            if staged.begun:
+                # Not awaited: on a disk that hangs, this hangs too.
+                self._threads.submit(self._discard, staged, path)
 
     @staticmethod
     def _discard(staged: durable.StagedFile, path: str) -> None:
@@ -93,9 +97,27 @@ class LocalObjects(ReadableObjects):
             # It is deleted later, by its age.
             log.warning("an unfinished file was not deleted", path=path, error=reason_of(error))
 
-    async def _in_thread(self, what: str, path: str, call: Callable[[], T]) -> T:
+    async def _in_thread(
+        self,
+        what: str,
+        path: str,
+        call: Callable[[], T],
+        staged: durable.StagedFile | None = None,
+    ) -> T:
         async with self._limited(what, path):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            await self._free.acquire()
+            if staged is not None:
+                staged.begun = True
+            done = asyncio.get_running_loop().run_in_executor(self._threads, call)
+            done.add_done_callback(self._ended)
+            # Whoever gives up leaves the thread taken until it ends.
+            return await asyncio.shield(done)
+
+    def _ended(self, done: asyncio.Future[T]) -> None:
+        self._free.release()
+        # Nobody may be left that waits for it.
+        if not done.cancelled():
+            done.exception()
 
 
 def _locked(root: Path) -> BinaryIO:

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage
-from fleetkeeper_gateway.batch.storage.local import LocalObjects
+from fleetkeeper_gateway.batch.storage.local import THREADS, LocalObjects
+from tests.support.batch_api import until
 from tests.support.batch_storage import files_in, parts_of, paths_in, settings
 
 GUARD_S = 120.0
@@ -118,6 +119,50 @@ async def test_a_disk_that_hangs_ends_the_call_and_nothing_comes_later(
     assert files_in(directory) == ["lock"]
 
 
+async def test_an_object_without_bytes_leaves_no_staged_file(
+    local: Storage, directory: Path
+) -> None:
+    await local.objects.write(PATH, parts_of())
+    _wait_for_threads(local)
+    assert files_in(directory) == [PATH, "lock"]
+
+
+@pytest.mark.parametrize("how", ["create", "write"])
+async def test_calls_that_time_out_while_all_threads_hang_leave_nothing_in_the_queue(
+    local: Storage, directory: Path, how: str
+) -> None:
+    """Otherwise each try on a volume that hangs would leave its bytes in memory."""
+    objects = local.objects
+    assert isinstance(objects, LocalObjects)
+    held, begun = threading.Event(), threading.Barrier(THREADS + 1)
+
+    def hang() -> None:
+        begun.wait(GUARD_S)
+        held.wait(GUARD_S)
+
+    objects._timeout_s = GUARD_S
+    hangs = [asyncio.create_task(objects._in_thread("hold", PATH, hang)) for _ in range(THREADS)]
+    await asyncio.to_thread(begun.wait, GUARD_S)
+    # Those who gave up leave the threads taken.
+    for one in hangs:
+        one.cancel()
+    await asyncio.wait(hangs)
+    objects._timeout_s = 0.01
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "create": lambda: objects.create(PATH, b"x" * MIB),
+        "write": lambda: objects.write(PATH, parts_of(b"x" * MIB)),
+    }
+    for _ in range(50):
+        with pytest.raises(StorageError, match=rf"cannot {how} .*: no answer in 0.01 s"):
+            await calls[how]()
+    assert objects._threads._work_queue.qsize() == 0
+    held.set()
+    objects._timeout_s = GUARD_S
+    assert await objects.create(PATH, b"x")
+    _wait_for_threads(local)
+    assert files_in(directory) == [PATH, "lock"]
+
+
 async def test_empty_folders_go_with_their_last_object(local: Storage, directory: Path) -> None:
     """Who removes them does not disturb those who put something there."""
 
@@ -209,19 +254,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_full_disk_fails_the_write_and_keeps_the_rest(small_disk: Path) -> None:
-    storage = create_storage(settings(f"file://{small_disk}/store"))
-    assert await storage.objects.create("keys/a/one", b"1" * 1000)
-    with pytest.raises(StorageError, match=r"keys/a/two: No space left on device; free some space"):
-        await storage.objects.create("keys/a/two", b"2" * 2 * MIB)
-    with pytest.raises(StorageError, match=r"keys/a/three: No space left on device; free some"):
-        await storage.objects.write("keys/a/three", parts_of(*[b"3" * 100_000] * 20))
-    assert await paths_in(storage) == ["keys/a/one"]
-    assert await storage.objects.read("keys/a/one") == b"1" * 1000
-    # What failed gave its space back.
-    assert await storage.objects.create("keys/a/two", b"2" * 500_000)
-    _wait_for_threads(storage)
-    assert files_in(small_disk / "store/staging") == []
-    storage.close()
+    with closing(create_storage(settings(f"file://{small_disk}/store"))) as storage:
+        assert await storage.objects.create("keys/a/one", b"1" * 1000)
+        with pytest.raises(StorageError, match=r"keys/a/two: No space left on device; free some"):
+            await storage.objects.create("keys/a/two", b"2" * 2 * MIB)
+        with pytest.raises(StorageError, match=r"keys/a/three: No space left on device; free some"):
+            await storage.objects.write("keys/a/three", parts_of(*[b"3" * 100_000] * 20))
+        assert await paths_in(storage) == ["keys/a/one"]
+        assert await storage.objects.read("keys/a/one") == b"1" * 1000
+        # What failed gives its space back, in a thread that nobody waits for.
+        await until(lambda: not files_in(small_disk / "store/staging"))
+        assert await storage.objects.create("keys/a/two", b"2" * 500_000)
+        _wait_for_threads(storage)
+        assert files_in(small_disk / "store/staging") == []
 
 
 # -- one process ----------------------------------------------------------------------------------
