@@ -24,6 +24,7 @@ from fleetkeeper_gateway.batch.interfaces import (
     Objects,
     StorageError,
 )
+from fleetkeeper_gateway.batch.key_turns import KeyTurns
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
     Counts,
@@ -53,7 +54,7 @@ class Finalizer:
         self._files = files
         self._batches = batches
         self._inputs = inputs
-        self._turns = asyncio.Semaphore(_LOGS_AT_ONCE)
+        self._turns = KeyTurns(_LOGS_AT_ONCE)
         self._undecided: dict[str, list[FileRecord]] = {}
         """Files of attempts that failed when the end was written, by batch. One of them may count."""
 
@@ -106,7 +107,7 @@ class Finalizer:
     async def _closed(self, record: BatchRecord, index: Index, chunk: int, status: Status) -> Log:
         """Return the log of a chunk, closed. Unless the batch is completed, close one that is open."""
         found = self._batches.log(record, chunk, index.chunks[chunk])
-        async with self._turns:
+        async with self._turns.turn(record.key_id):
             await found.read()
             if not found.closed and status is not Status.COMPLETED:
                 missing = []
@@ -142,7 +143,8 @@ class Finalizer:
             completed = one.counts.completed
             if not (completed if ok else len(one.lines) - completed):
                 continue
-            async with self._turns, aclosing(self._texts(record, index, one, ok=ok)) as texts:
+            texts = self._texts(record, index, one, ok=ok)
+            async with self._turns.turn(record.key_id), aclosing(texts):
                 async for text in texts:
                     part += text + b"\n"
                     if len(part) >= _PART_BYTES:

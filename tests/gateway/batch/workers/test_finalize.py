@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from fleetkeeper_gateway.batch.model import BatchRecord, Counts, FileRecord, Fin
 from fleetkeeper_gateway.batch.storage import Storage, create_storage
 from fleetkeeper_gateway.batch.workers.finalize import Finalizer
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
-from tests.support.batch_storage import KEY, a_batch, a_validated, parts_of, settings
+from tests.support.batch_storage import KEY, OTHER_KEY, a_batch, a_validated, parts_of, settings
 from tests.support.batch_storage import lines as blank_lines
 
 LINES = 600
 MIB = 1024 * 1024
+GUARD_S = 90.0
 EARLY = [Status.CANCELLED, Status.EXPIRED]
 
 
@@ -321,6 +323,41 @@ async def test_an_input_that_is_gone_does_not_keep_a_batch_from_ending(storage: 
     final = await finalizer(storage).finalize(record, index, Status.EXPIRED)
     errors = await lines_of(storage, final.error_file)
     assert [line["custom_id"] for line in errors] == ["", ""]
+
+
+async def test_the_logs_of_one_key_do_not_delay_those_of_another(storage: Storage) -> None:
+    """Key one has 40 logs, of which each takes long. Key two comes later, with one."""
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    may_end = asyncio.Semaphore(0)
+
+    class LongLog:
+        closed, done = True, frozenset({0})
+
+        def __init__(self, record: BatchRecord, _chunk: int, lines: range) -> None:
+            self.lines, self._key_id = lines, record.key_id
+
+        async def read(self) -> None:
+            begun.put_nowait(self._key_id)
+            await may_end.acquire()
+
+    async def next_keys(number: int) -> list[str]:
+        async with asyncio.timeout(GUARD_S):
+            return [await begun.get() for _ in range(number)]
+
+    ends = finalizer(storage, SimpleNamespace(log=LongLog))
+
+    def finalize(record: BatchRecord, logs: int) -> asyncio.Task[Final]:
+        index: Any = SimpleNamespace(chunks=[range(1)] * logs)
+        return asyncio.create_task(ends.finalize(record, index, Status.COMPLETED))
+
+    tasks = [finalize(a_batch(), 40)]
+    assert await next_keys(3) == [KEY] * 3
+    tasks.append(finalize(a_batch(2, key_id=OTHER_KEY), 1))
+    may_end.release()
+    assert OTHER_KEY in await next_keys(2)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.slow
