@@ -159,8 +159,12 @@ class MemoryFiles:
             raise StorageError("the record cannot be written")
         self.kept[record.key_id, record.id] = record
 
-    async def get(self, key_id: str, file_id: str) -> FileRecord | None:
-        return next((one for one in await self.list(key_id) if one.id == file_id), None)
+    async def get(
+        self, key_id: str, file_id: str, *, may_be_expired: bool = False
+    ) -> FileRecord | None:
+        self._objects.check()
+        found = self.kept.get((key_id, file_id))
+        return found if may_be_expired or found in await self.list(key_id) else None
 
     async def list(self, key_id: str) -> Sequence[FileRecord]:
         self._objects.check()

@@ -90,8 +90,13 @@ class Files(Protocol):
     async def put(self, record: FileRecord) -> None:
         """Make a file whose bytes were written exist."""
 
-    async def get(self, key_id: str, file_id: str) -> FileRecord | None:
-        """Return a file; None if the key has none of that ID."""
+    async def get(
+        self, key_id: str, file_id: str, *, may_be_expired: bool = False
+    ) -> FileRecord | None:
+        """Return a file; None if the key has none of that ID.
+
+        One that has expired stays until the batches whose input it is have ended.
+        """
 
     async def list(self, key_id: str) -> Sequence[FileRecord]:
         """Return the files of a key, newest first."""

@@ -49,7 +49,9 @@ class StoredFiles:
         if await self._objects.create(path, FILE.encode(record)):
             self._note(record.key_id, 1, record.bytes)
 
-    async def get(self, key_id: str, file_id: str) -> FileRecord | None:
+    async def get(
+        self, key_id: str, file_id: str, *, may_be_expired: bool = False
+    ) -> FileRecord | None:
         """Return a file; None if the key has none of that ID.
 
         Raises:
@@ -59,7 +61,9 @@ class StoredFiles:
             return None
         path = paths.file_object(key_id, file_id, paths.FILE_RECORD)
         record = await self._records.read(path, FILE)
-        return None if record is None or self.has_expired(record, self._wall()) else record
+        if record is None or may_be_expired or not self.has_expired(record, self._wall()):
+            return record
+        return None
 
     async def list(self, key_id: str) -> Sequence[FileRecord]:
         """Return the files of a key, newest first. A broken record is logged, and left out."""

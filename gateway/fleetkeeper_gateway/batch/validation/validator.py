@@ -70,7 +70,8 @@ class Validator:
         Raises:
             StorageError: if the file cannot be read. The caller may try again.
         """
-        file = await self._files.get(record.key_id, record.input_file)
+        # It may have expired since the batch was created.
+        file = await self._files.get(record.key_id, record.input_file, may_be_expired=True)
         if file is None:
             return self._failed("file_not_found", _GONE)
         what = (file.key_id, file.id, record.endpoint)

@@ -25,6 +25,7 @@ from fleetkeeper_gateway.batch.validation.validator import ATTEMPTS, Validator
 from fleetkeeper_gateway.limits import estimate_tokens
 from tests.support.batch_api import CHAT, GUARD_S, jsonl, line, until
 from tests.support.batch_memory import MemoryFiles, MemoryObjects
+from tests.support.batch_storage import NOW, Clock, a_batch, a_file, parts_of
 from tests.support.lanes import keep_first
 from tests.support.longest_turn import LONGEST, longest_turn
 
@@ -128,6 +129,28 @@ async def test_a_file_that_is_gone_is_a_mistake(world: World) -> None:
     world.objects.kept.clear()
     validated, _ = await world.validator().validate(RECORD)
     assert [one.code for one in validated.mistakes] == ["file_not_found"]
+
+
+async def test_a_file_that_expired_after_its_batch_was_created_is_read(tmp_path: Path) -> None:
+    """Its bytes stay until the batch has ended."""
+    now = Clock()
+    storage = create_storage(BatchSettings(batch_store=f"file://{tmp_path}/store"), wall=now)
+    file, batch = a_file(expires=NOW + 1), a_batch()
+    await storage.objects.write(
+        storage.files.data_path(file.key_id, file.id), parts_of(data := jsonl([line(1)]))
+    )
+    await storage.files.put(replace(file, bytes=len(data)))
+    await storage.batches.create(batch)
+    now.now += 2
+    assert await storage.files.get(file.key_id, file.id) is None
+    validator = Validator(storage.objects, storage.files, ESTIMATE)
+    validated, refs = await validator.validate(batch)
+    assert (validated.mistakes, len(refs)) == ((), 1)
+    # One that was deleted is gone, also if it was read.
+    await storage.files.remove(file)
+    validated, _ = await validator.validate(batch)
+    assert [one.code for one in validated.mistakes] == ["file_not_found"]
+    storage.close()
 
 
 async def test_too_many_lines_end_the_reading_early(world: World) -> None:
