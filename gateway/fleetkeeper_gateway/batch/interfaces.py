@@ -203,7 +203,7 @@ class Batches(Protocol):
         """Keep what the input file was found to be, and its chunks. The first one that is kept counts."""
 
     async def validated(self, record: BatchRecord) -> Validated | None:
-        """Return what the input file was found to be."""
+        """Return what the input file was found to be. If that is damaged, it has a mistake."""
 
     async def index(self, record: BatchRecord, lines: Sequence[LineRef] | None = None) -> Index:
         """Return where the lines and chunks are. Only after `put_validated`.

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from fleetkeeper_gateway.batch.interfaces import Object, ObjectMissing, Objects
-from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Progress, Validated
+from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Mistake, Progress, Validated
 from fleetkeeper_gateway.batch.model import Final as End
 from fleetkeeper_gateway.batch.storage import chunks, paths
 from fleetkeeper_gateway.batch.storage.chunk_log import ChunkLog
@@ -46,6 +46,10 @@ BATCH: Final = Kind(
 END: Final = Kind("record of the end of a batch", End)
 _CANCEL: Final = Kind("record of a cancellation", _Cancel)
 _VALIDATION: Final = Kind("record of a validation", _Validation)
+_DAMAGED: Final = Mistake(
+    "batch_failed",
+    "What was found in the input file is damaged in the store. Create the batch again.",
+)
 
 
 class StoredBatches:
@@ -159,8 +163,15 @@ class StoredBatches:
         await self._objects.create(_path(record, paths.VALIDATED), content)
 
     async def validated(self, record: BatchRecord) -> Validated | None:
-        """Return what the input file was found to be; None if it was not validated."""
-        found = await self._records.kept(_path(record, paths.VALIDATED), _VALIDATION)
+        """Return what the input file was found to be; None if it was not validated.
+
+        If that is damaged, nobody knows the lines any more: it is a mistake, so the batch fails.
+        """
+        try:
+            found = await self._records.kept(_path(record, paths.VALIDATED), _VALIDATION)
+        except BrokenObject as error:
+            log.warning("a batch fails, because its validation is damaged", reason=str(error))
+            return Validated(0, "", 0, record.created, (_DAMAGED,))
         return None if found is None else found.validated
 
     async def index(

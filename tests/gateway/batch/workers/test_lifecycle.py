@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Final, Mistake, Status
+from fleetkeeper_gateway.batch.storage import create_storage, paths
 from fleetkeeper_gateway.batch.workers import life, lifecycle
+from fleetkeeper_gateway.batch.workers.finalize import Finalizer
+from fleetkeeper_gateway.batch.workers.inputs import Inputs
 from tests.gateway.batch.workers.lifecycle_world import (
     GUARD_S,
     NOW,
@@ -19,6 +23,7 @@ from tests.gateway.batch.workers.lifecycle_world import (
     batch_record,
     leading,
 )
+from tests.support.batch_storage import a_batch, a_validated, lines, parts_of, settings
 
 ROUND = {"active", "queue.emptied", "queue.leads"}
 """Calls of a process that leads, and has no batch."""
@@ -475,6 +480,34 @@ async def test_a_batch_whose_index_is_damaged_fails_with_what_ran(
     async with leading(store, queue) as world:
         final = await world.ended(record)
     assert (final.status, final.counts, queue.adds) == (Status.FAILED, Counts(4, 2, 0), [])
+
+
+async def test_a_batch_whose_validation_is_damaged_fails_and_counts_no_more(
+    queue: MemoryQueue, tmp_path: Path
+) -> None:
+    """Nobody knows its lines any more, so it ends without them."""
+    storage = create_storage(settings(f"file://{tmp_path}/store"))
+    objects, files, batches = storage.objects, storage.files, storage.batches
+    record = a_batch()
+    await batches.create(record)
+    await batches.put_validated(record, a_validated(3), lines(3))
+    path = paths.batch_object(record.key_id, record.id, paths.VALIDATED)
+    await objects.write(path, parts_of(b'{"validated":'))
+    store: Any = MemoryStore()
+    a_queue: Any = queue
+    ends = Finalizer(objects, files, batches, Inputs(objects, files))
+    shared = life.Shared(batches, a_queue, store.validate, ends, end_s=60.0)
+    async with asyncio.timeout(GUARD_S):
+        await life.Life(record, shared).run()
+    final, found = await batches.final(record), await batches.validated(record)
+    assert final is not None
+    assert (final.status, final.counts) == (Status.FAILED, Counts())
+    assert found is not None
+    assert [(one.code, "damaged" in one.message) for one in found.mistakes] == [
+        ("batch_failed", True)
+    ]
+    assert await batches.active_ids(record.key_id) == []
+    storage.close()
 
 
 @pytest.mark.parametrize(
