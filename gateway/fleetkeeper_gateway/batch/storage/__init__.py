@@ -5,6 +5,5 @@
 
 from fleetkeeper_gateway.batch.storage.errors import BrokenObject, StoreRefused
 from fleetkeeper_gateway.batch.storage.stores import Storage, create_storage
-from fleetkeeper_gateway.batch.storage.sweeper import Swept
 
-__all__ = ["BrokenObject", "Storage", "StoreRefused", "Swept", "create_storage"]
+__all__ = ["BrokenObject", "Storage", "StoreRefused", "create_storage"]

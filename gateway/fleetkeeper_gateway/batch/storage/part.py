@@ -44,7 +44,6 @@ class Head:
     """Whether it ends the log."""
     ok: int
     failed: int
-    did_not_run: int
     attempts: int
     body: int
     """Bytes of the body."""
@@ -122,7 +121,8 @@ def decode_head(content: bytes, size: int) -> Head:
         raise DamagedPart(f"it has {size} bytes")
     if CHECKSUM.unpack_from(content, _HEAD.size) != (crc32(content[: _HEAD.size]),):
         raise DamagedPart("the checksum of its head is wrong")
-    head = Head(*_HEAD.unpack_from(content)[1:])
+    _, closing, ok, failed, _, attempts, body = _HEAD.unpack_from(content)
+    head = Head(closing, ok, failed, attempts, body)
     if HEAD_BYTES + head.body + CHECKSUM.size != size:
         raise DamagedPart(f"it has {size} bytes, and a body of {head.body} is in its head")
     return head

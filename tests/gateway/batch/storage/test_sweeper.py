@@ -11,7 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from fleetkeeper_gateway.batch.model import BatchRecord
-from fleetkeeper_gateway.batch.storage import Storage, Swept, paths
+from fleetkeeper_gateway.batch.storage import Storage, paths
+from fleetkeeper_gateway.batch.storage.sweeper import Swept
 from tests.support.batch_storage import (
     DAY,
     KEY,
