@@ -14,6 +14,8 @@ from fleetkeeper_gateway.batch.workers.lines import Request, parse_request
 
 BLOCK_BYTES: Final = 1_048_576
 _MOST_BLOCKS: Final = 16
+_SHORT_BYTES: Final = 65_536
+"""Of a line that is read on the event loop."""
 _MOST_FILES: Final = 4096
 
 Key = TypeVar("Key", bound=Hashable)
@@ -62,7 +64,10 @@ class Inputs:
             StorageError: if it cannot be read now.
             ValueError: if it is no request.
         """
-        return parse_request(await self.line(batch, line))
+        text = await self.line(batch, line)
+        # A line of 16 MiB may take seconds.
+        in_thread = len(text) > _SHORT_BYTES
+        return await asyncio.to_thread(parse_request, text) if in_thread else parse_request(text)
 
     async def line(self, batch: BatchRecord, line: LineRef) -> bytes:
         """Return the bytes of a line.

@@ -9,6 +9,8 @@ from typing import Final
 import msgspec
 
 _PART_BYTES: Final = 65_536
+_MOST_HALVES: Final = 1_048_576
+"""Bytes of a text that may have half of a pair: to look for them in a larger one takes too long."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -23,8 +25,11 @@ def is_json(text: bytes) -> bool:
         decode(b"", final=True)
     except UnicodeDecodeError:
         return False
+    if _is_valid(text):
+        return True
     # JSON allows half of a surrogate pair, msgspec does not.
-    return _is_valid(text) or (b"\\u" in text and _is_valid(_HALF_PAIR.sub(rb"\\u0020", text)))
+    may_have_half = len(text) <= _MOST_HALVES and b"\\u" in text
+    return may_have_half and _is_valid(_HALF_PAIR.sub(rb"\\u0020", text))
 
 
 def _is_valid(text: bytes) -> bool:

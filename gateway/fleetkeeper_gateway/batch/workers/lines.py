@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from fleetkeeper_gateway.batch.interfaces import Answer, AnswerTooLarge, NotAnswered
 from fleetkeeper_gateway.batch.model import BatchRecord, Status
 from fleetkeeper_gateway.batch.workers.json_text import is_json
@@ -50,12 +52,29 @@ class Verdict(enum.Enum):
     """The same, because of its key: a limit, or it is not accepted."""
 
 
+class _Line(msgspec.Struct):
+    custom_id: str
+    body: msgspec.Raw
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+
+
 def parse_request(line: bytes) -> Request:
     """Return what a validated line asks for. Its body is sent as the bytes that it has there.
 
     Raises:
         ValueError: if it is no such line.
     """
+    try:
+        found = _decode_line(line)
+    except (msgspec.DecodeError, RecursionError):
+        return _scanned(line)
+    return Request(found.custom_id, bytes(found.body))
+
+
+def _scanned(line: bytes) -> Request:
+    """Return the same for what msgspec refuses: half of a surrogate pair. It takes 100 times as long."""
     depth = began = 0
     name, custom_id, body = "", None, None
     # Of the same length, and each quote begins or ends a text.

@@ -17,6 +17,7 @@ from tests.gateway.batch.workers.memory import (
     input_text,
     line_refs,
 )
+from tests.support.longest_turn import LONGEST, longest_turn
 
 RECORD = batch_record()
 PATH = MemoryFiles().data_path(RECORD.key_id, RECORD.input_file)
@@ -96,3 +97,18 @@ async def test_a_line_that_is_not_there_differs_from_a_store_that_fails(
         objects.data[PATH] = text
     with pytest.raises(ObjectMissing, match="is gone" if is_gone else "ends before line 1"):
         await Inputs(objects, MemoryFiles()).line(RECORD, LineRef(0, 10, len(text)))
+
+
+@pytest.mark.parametrize("text", ["", "\\ud800"], ids=["as usual", "half of a pair"])
+async def test_a_long_line_of_many_values_leaves_the_loop_its_turns(text: str) -> None:
+    """A tenant writes its lines, and its worker process has those of others."""
+    objects = MemoryObjects()
+    line = b'{"custom_id": "x", "body": {"a": "%b", "b": [%b{}]}}' % (
+        text.encode(),
+        b"{}," * 300_000,
+    )
+    objects.data[PATH] = line
+    inputs = Inputs(objects, MemoryFiles())
+    ref = LineRef(0, 0, len(line))
+    assert (await inputs.request(RECORD, ref)).body in line
+    assert await longest_turn(lambda: inputs.request(RECORD, ref)) < LONGEST
