@@ -7,6 +7,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 
 class ProcessDied(Exception):
@@ -34,10 +35,18 @@ async def run_worker(command: Sequence[str], parts: AsyncIterator[bytes]) -> tup
         TimeUp: if it took too much time.
         StorageError: if a part of the file cannot be read.
     """
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    )
     try:
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        process = await asyncio.shield(starting)
     except OSError as error:
         raise ProcessDied(f"it cannot start: {error}") from error
+    except asyncio.CancelledError:
+        # Whoever cancels the start of a process does not know whether there is one.
+        with suppress(OSError):
+            await _end(await starting)
+        raise
     feeding = asyncio.ensure_future(_feed(process, parts))
     reading = asyncio.ensure_future(_read(process))
     try:
@@ -45,15 +54,19 @@ async def run_worker(command: Sequence[str], parts: AsyncIterator[bytes]) -> tup
         status = await process.wait()
     finally:
         feeding.cancel()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await _end(process)
         reading.cancel()
     if status == -signal.SIGXCPU:
         raise TimeUp
     if status != 0:
         raise ProcessDied(f"it ended with status {status}")
     return output, fed
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
 
 
 async def _feed(process: Process, parts: AsyncIterator[bytes]) -> int:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -287,6 +288,28 @@ async def test_a_cancelled_validation_kills_its_process(world: World) -> None:
     validating = asyncio.create_task(world.validator(hangs).validate(RECORD))
     await until(world.children)
     validating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await validating
+    assert world.children() == []
+
+
+async def test_a_validation_that_is_cancelled_while_its_process_starts_leaves_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, gate = asyncio.create_subprocess_exec, asyncio.Event()
+
+    async def slowly(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        process = await create(*command, **options)
+        await gate.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    await world.put(b"x" * 3_000_000)
+    hangs = python("import signal; signal.pause()")
+    validating = asyncio.create_task(world.validator(hangs).validate(RECORD))
+    await until(world.children)
+    validating.cancel()
+    gate.set()
     with pytest.raises(asyncio.CancelledError):
         await validating
     assert world.children() == []
