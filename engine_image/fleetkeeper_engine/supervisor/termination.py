@@ -193,9 +193,9 @@ def with_profile(death: Death, profile: Profile | None) -> Death:
 
 
 def _cause(lines: Sequence[str]) -> str:
-    """Return `: ` and the first exception, which is the cause of those below it; empty without any."""
-    told = (text for line in lines if _EXCEPTION.match(text := _shown(line)))
-    cause = next((text for text in told if not _FOLLOWS.search(text)), None)
+    """Return `: ` and the first exception, which caused those below it. Return an empty text without one."""
+    exceptions = (text for line in lines if _EXCEPTION.match(text := _shown(line)))
+    cause = next((text for text in exceptions if not _FOLLOWS.search(text)), None)
     return "" if cause is None else f": {cause}"
 
 

@@ -23,7 +23,7 @@ LINES: Final = Counter(
     "fleetkeeper_gateway_batch_lines_total",
     "Attempts at lines by outcome: ok and error are results; failed attempts, refused ones (refused: by the "
     "service; key_refused: because of the key) and those whose input could not be read (unread) or that a "
-    "shutdown ended (stopped) are made again.",
+    "shutdown or a lack of memory ended (stopped) are made again.",
     ("outcome",),
 )
 DUPLICATES: Final = Counter(

@@ -44,7 +44,7 @@ class LocalObjects(ReadableObjects):
         self._lock = None if shared else _locked(self._root)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="batch-store")
         self._free = asyncio.Semaphore(THREADS)
-        """Threads for calls. Who gives up before one is free leaves no bytes in the queue of the threads."""
+        """Threads for calls. A call that times out before one is free leaves no bytes in their queue."""
         super().__init__(LocalStore(self._root), f"file://{self._root}", timeout_s)
 
     async def create(self, path: str, data: bytes) -> bool:
@@ -110,12 +110,12 @@ class LocalObjects(ReadableObjects):
                 staged.begun = True
             done = asyncio.get_running_loop().run_in_executor(self._threads, call)
             done.add_done_callback(self._ended)
-            # Whoever gives up leaves the thread taken until it ends.
+            # After a timeout, the thread stays taken until its call ends.
             return await asyncio.shield(done)
 
     def _ended(self, done: asyncio.Future[T]) -> None:
         self._free.release()
-        # Nobody may be left that waits for it.
+        # The caller may have timed out. Read its exception, or asyncio logs that it was not retrieved.
         if not done.cancelled():
             done.exception()
 

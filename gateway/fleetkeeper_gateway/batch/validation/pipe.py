@@ -43,7 +43,7 @@ async def run_worker(command: Sequence[str], parts: AsyncIterator[bytes]) -> tup
     except OSError as error:
         raise ProcessDied(f"it cannot start: {error}") from error
     except asyncio.CancelledError:
-        # Whoever cancels the start of a process does not know whether there is one.
+        # uvloop returns at once, and the process would end later.
         with suppress(OSError):
             await _end(await starting)
         raise

@@ -110,8 +110,10 @@ class Attempts:
             log.warning("line cannot be read", batch=batch.id, error=str(error))
             return GivenBack(attempt_counts=False, key_rests_s=_UNREAD_S)
         except MemoryError:
-            # The memory of the process is that of all its lines.
-            log.exception("there is no memory for a line", batch=batch.id, line=line.number)
+            # All lines of the process share its memory, so this says nothing about the line.
+            log.exception(
+                "no memory is left for a line; its key waits", batch=batch.id, line=line.number
+            )
             metrics.LINES.labels("stopped").inc()
             return GivenBack(attempt_counts=False, key_rests_s=_UNREAD_S)
         except Exception:
