@@ -167,7 +167,7 @@ def test_adapters_are_served_by_their_names(start: StartSimulated) -> None:
     assert [(card["id"], card["parent"]) for card in cards] == [("tiny", None), ("poet", "tiny")]
     answer = post(engine, COMPLETIONS, completion(3, model="poet")).json()
     assert answer["model"] == "poet"
-    assert entries(engine)[-1].adapter == "poet"
+    engine.wait_for(lambda: entries(engine)[-1].adapter == "poet", "the entry", TIMEOUT_S)
 
 
 def test_embeddings_are_served_by_a_pooling_engine(start: StartSimulated) -> None:
@@ -180,7 +180,8 @@ def test_embeddings_are_served_by_a_pooling_engine(start: StartSimulated) -> Non
     assert math.isclose(math.hypot(*first), 1.0)
     assert found[0]["usage"]["prompt_tokens"] == found[0]["usage"]["total_tokens"] > 3
     assert post(engine, COMPLETIONS, completion()).status_code == 404
-    assert entries(engine)[-1].tokens.prompt == found[0]["usage"]["prompt_tokens"]
+    tokens = found[0]["usage"]["prompt_tokens"]
+    engine.wait_for(lambda: entries(engine)[-1].tokens.prompt == tokens, "the entry", TIMEOUT_S)
 
 
 def test_an_api_key_is_needed_where_vllm_needs_it(start: StartSimulated) -> None:

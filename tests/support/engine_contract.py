@@ -120,8 +120,20 @@ def entries(engine: RunningEngine) -> list[Entry]:
         return [entry for _, entry, _ in reader.entries(1, head.newest)]
 
 
+def next_entries(engine: RunningEngine, known: int, count: int) -> list[Entry]:
+    """Return the entries after the known ones. The engine writes them after the answers."""
+    engine.wait_for(
+        lambda: len(entries(engine)) >= known + count,
+        f"entries {known} to {known + count}",
+        TIMEOUT_S,
+    )
+    found = entries(engine)[known:]
+    assert len(found) == count
+    return found
+
+
 def quiet(engine: RunningEngine) -> None:
-    """Wait until nothing runs or waits."""
+    """Wait until nothing runs or waits, and the ledger has an entry for every answer before."""
     names = [f'fleetkeeper_{kind}{{tier="standard"}}' for kind in ("running", "waiting")]
 
     def is_quiet() -> bool:
@@ -129,6 +141,8 @@ def quiet(engine: RunningEngine) -> None:
         return not any(found.get(name, 0.0) for name in names)
 
     engine.wait_for(is_quiet, "an engine without work", TIMEOUT_S)
+    # The event loop enters a request right after it has sent the end of its answer: before this one.
+    requests.get(f"{engine.url}/health", timeout=TIMEOUT_S)
 
 
 @contextmanager
@@ -315,6 +329,5 @@ class StreamsContract:
         known = len(entries(engine))
         with running(engine, 3):
             pass
-        engine.wait_for(lambda: len(entries(engine)) == known + 3, "every entry", TIMEOUT_S)
-        found = entries(engine)[known:]
+        found = next_entries(engine, known, 3)
         assert all(entry.aborted and entry.tokens.answer < 1900 for entry in found)

@@ -22,6 +22,7 @@ from tests.support.engine_contract import (
     counted,
     entries,
     frames,
+    next_entries,
     post,
     quiet,
     running,
@@ -99,10 +100,7 @@ class ControlContract:
             frames(post(engine, COMPLETIONS, with_usage(completion(11))))[-1]["usage"],
             frames(post(engine, CHAT, with_usage(chat(6, n=2))))[-1]["usage"],
         ]
-        engine.wait_for(
-            lambda: len(entries(engine)) == known + len(usages), "every entry", TIMEOUT_S
-        )
-        found = entries(engine)[known:]
+        found = next_entries(engine, known, len(usages))
         assert [entry.tokens.answer for entry in found] == [
             usage["completion_tokens"] for usage in usages
         ]
