@@ -217,7 +217,7 @@ class Batches(Protocol):
         """Ask for the end of a batch. Idempotent."""
 
     async def cancelled_at(self, record: BatchRecord) -> int | None:
-        """Return when the end was asked for."""
+        """Return when the end was asked for. If that is damaged, it was asked for at any time."""
 
     def log(self, record: BatchRecord, chunk: int, lines: range) -> Log:
         """Return the log of a chunk, of which nothing was read yet."""
@@ -229,7 +229,7 @@ class Batches(Protocol):
         """Keep how the batch ended. Return the one that counts: the first that was kept."""
 
     async def final(self, record: BatchRecord) -> Final | None:
-        """Return how the batch ended."""
+        """Return how the batch ended. If that is damaged, it has failed, with a mistake."""
 
     async def forget_active(self, record: BatchRecord) -> None:
         """Remove the marker of a batch that has ended, and its logs and index."""

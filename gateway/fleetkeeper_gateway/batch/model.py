@@ -173,3 +173,5 @@ class Final:
     counts: Counts
     output_file: str | None = None
     error_file: str | None = None
+    mistakes: tuple[Mistake, ...] = ()
+    """Why it failed, but for the mistakes in its input file."""

@@ -58,7 +58,7 @@ def batch_document(facts: Facts, now: float) -> dict[str, Any]:
         "object": "batch",
         "endpoint": record.endpoint,
         "model": (validated.model or None) if validated is not None else None,
-        "errors": _errors(validated),
+        "errors": _errors(facts),
         "input_file_id": record.input_file,
         "completion_window": record.completion_window,
         "status": status.value,
@@ -107,7 +107,8 @@ def _counts(facts: Facts) -> Counts:
     return facts.counts if facts.counts is not None else Counts(total=validated.lines)
 
 
-def _errors(validated: Validated | None) -> dict[str, Any] | None:
-    if validated is None or not validated.mistakes:
-        return None
-    return {"object": "list", "data": [asdict(mistake) for mistake in validated.mistakes]}
+def _errors(facts: Facts) -> dict[str, Any] | None:
+    mistakes = [
+        mistake for one in (facts.validated, facts.final) if one for mistake in one.mistakes
+    ]
+    return {"object": "list", "data": list(map(asdict, mistakes))} if mistakes else None

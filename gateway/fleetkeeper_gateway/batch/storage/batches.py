@@ -11,7 +11,15 @@ from typing import Final
 import structlog
 
 from fleetkeeper_gateway.batch.interfaces import Object, ObjectMissing, Objects
-from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Mistake, Progress, Validated
+from fleetkeeper_gateway.batch.model import (
+    BatchRecord,
+    Counts,
+    LineRef,
+    Mistake,
+    Progress,
+    Status,
+    Validated,
+)
 from fleetkeeper_gateway.batch.model import Final as End
 from fleetkeeper_gateway.batch.storage import chunks, paths
 from fleetkeeper_gateway.batch.storage.chunk_log import ChunkLog
@@ -49,6 +57,11 @@ _VALIDATION: Final = Kind("record of a validation", _Validation)
 _DAMAGED: Final = Mistake(
     "batch_failed",
     "What was found in the input file is damaged in the store. Create the batch again.",
+)
+_END_DAMAGED: Final = Mistake(
+    "batch_failed",
+    "How the batch ended is damaged in the store. The list of files has its results, if there were any: "
+    "their names begin with the ID of the batch.",
 )
 
 
@@ -142,8 +155,12 @@ class StoredBatches:
         await self._objects.create(_path(record, paths.CANCEL), _CANCEL.encode(_Cancel(at)))
 
     async def cancelled_at(self, record: BatchRecord) -> int | None:
-        """Return when the end was asked for."""
-        found = await self._records.kept(_path(record, paths.CANCEL), _CANCEL)
+        """Return when the end was asked for. If that is damaged, it was asked for at any time."""
+        try:
+            found = await self._records.kept(_path(record, paths.CANCEL), _CANCEL)
+        except BrokenObject as error:
+            log.warning("it is not known when a batch was cancelled", reason=str(error))
+            return record.created
         return None if found is None else found.at
 
     # -- the input --------------------------------------------------------------------------------
@@ -237,8 +254,12 @@ class StoredBatches:
         return kept
 
     async def final(self, record: BatchRecord) -> End | None:
-        """Return how the batch ended."""
-        return await self._records.kept(_path(record, paths.FINAL), END)
+        """Return how the batch ended. If that is damaged, it has failed."""
+        try:
+            return await self._records.kept(_path(record, paths.FINAL), END)
+        except BrokenObject as error:
+            log.warning("it is not known how a batch ended", reason=str(error))
+            return End(Status.FAILED, record.created, Counts(), mistakes=(_END_DAMAGED,))
 
     async def forget_active(self, record: BatchRecord) -> None:
         """Remove the logs and the index of a batch that has ended, then its marker.

@@ -131,8 +131,9 @@ class Finalizer:
     async def settle(self, record: BatchRecord, final: Final) -> None:
         """Delete the files of a batch that has ended which do not count."""
         written = self._undecided.pop(record.id, [])
-        counting = {final.output_file, final.error_file}
-        await self._delete([file for file in written if file.id not in counting])
+        if not final.mistakes:  # else nobody knows which count
+            counting = {final.output_file, final.error_file}
+            await self._delete([file for file in written if file.id not in counting])
 
     async def _parts(
         self, record: BatchRecord, index: Index, logs: Sequence[Log], *, ok: bool

@@ -154,6 +154,9 @@ def test_mistakes_are_shown_as_a_list() -> None:
     }
     assert shown["model"] is None
     assert batch_document(Facts(RECORD, GOOD), 1600)["errors"] is None
+    lost = Final(FAILED, CREATED, NONE, mistakes=(Mistake("batch_failed", "It is damaged."),))
+    shown = batch_document(Facts(RECORD, GOOD, final=lost), 1600)
+    assert [one["code"] for one in shown["errors"]["data"]] == ["batch_failed"]
 
 
 facts_of_a_batch = st.builds(

@@ -482,30 +482,37 @@ async def test_a_batch_whose_index_is_damaged_fails_with_what_ran(
     assert (final.status, final.counts, queue.adds) == (Status.FAILED, Counts(4, 2, 0), [])
 
 
-async def test_a_batch_whose_validation_is_damaged_fails_and_counts_no_more(
-    queue: MemoryQueue, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "status", "counts"),
+    [
+        # Nobody knows its lines any more, so it ends without them.
+        (paths.VALIDATED, Status.FAILED, Counts()),
+        (paths.CANCEL, Status.CANCELLED, Counts(3, 0, 0)),
+        (paths.FINAL, Status.FAILED, Counts()),
+    ],
+)
+async def test_a_batch_of_which_a_record_is_damaged_ends(
+    queue: MemoryQueue, tmp_path: Path, name: str, status: Status, counts: Counts
 ) -> None:
-    """Nobody knows its lines any more, so it ends without them."""
     storage = create_storage(settings(f"file://{tmp_path}/store"))
     objects, files, batches = storage.objects, storage.files, storage.batches
     record = a_batch()
     await batches.create(record)
     await batches.put_validated(record, a_validated(3), lines(3))
-    path = paths.batch_object(record.key_id, record.id, paths.VALIDATED)
-    await objects.write(path, parts_of(b'{"validated":'))
+    path = paths.batch_object(record.key_id, record.id, name)
+    await objects.write(path, parts_of(b'{"at":'))
     store: Any = MemoryStore()
     a_queue: Any = queue
     ends = Finalizer(objects, files, batches, Inputs(objects, files))
-    shared = life.Shared(batches, a_queue, store.validate, ends, end_s=60.0)
+    shared = life.Shared(batches, a_queue, store.validate, ends, end_s=0.0)
     async with asyncio.timeout(GUARD_S):
         await life.Life(record, shared).run()
     final, found = await batches.final(record), await batches.validated(record)
     assert final is not None
-    assert (final.status, final.counts) == (Status.FAILED, Counts())
     assert found is not None
-    assert [(one.code, "damaged" in one.message) for one in found.mistakes] == [
-        ("batch_failed", True)
-    ]
+    assert (final.status, final.counts) == (status, counts)
+    said = [(one.code, "damaged" in one.message) for one in (*found.mistakes, *final.mistakes)]
+    assert said == [("batch_failed", True)] * (status is Status.FAILED)
     assert await batches.active_ids(record.key_id) == []
     storage.close()
 
