@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 # Most tests wait for other processes. The node and real engines have a worker each (tests/conftest.py).
 WORKERS ?= 4
 # A lane is a selection of the tests (docs/development.md). `.ci/run` has that of `make test` and a slice of the long lane.
-TESTS := tests/fault tests/unit tests/cluster tests/gateway tests/simulated tests/engine tests/e2e
+TESTS := tests/fault tests/unit tests/cluster tests/gateway tests/router tests/simulated tests/engine tests/e2e
 FAST := -m "not slow and not exhaustive" --hypothesis-profile=dev
 USUAL := -m "not exhaustive"
 # SLICE=auto adds the slice of the commit; a number adds that one.

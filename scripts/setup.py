@@ -42,6 +42,7 @@ WORKSPACE = (
     "fleetkeeper-engine",
     "fleetkeeper-gateway",
     "fleetkeeper-local",
+    "fleetkeeper-router",
 )
 EXPORTS = {
     "bootstrap": ["--only-group", "bootstrap"],

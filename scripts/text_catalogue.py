@@ -19,6 +19,7 @@ PACKAGES = {
     "engine": "engine_image/fleetkeeper_engine",
     "gateway": "gateway/fleetkeeper_gateway",
     "local": "local/fleetkeeper_local",
+    "router": "router/fleetkeeper_router",
 }
 MIN_WORDS = 3
 _WORDS = re.compile(r"[A-Za-z][a-z']+(?: |$)")

@@ -31,7 +31,7 @@ settings.load_profile(USUAL)
 # Else each worker compiles all tests again in each run: half of the time that collecting them takes.
 sys.dont_write_bytecode = False
 
-STAGES: Final = ("e2e", "engine", "fault", "cluster", "gateway", "simulated", "unit")
+STAGES: Final = ("e2e", "engine", "fault", "cluster", "gateway", "router", "simulated", "unit")
 """In the order they begin: most of tests/cluster waits, so tests/unit runs beside it and after it."""
 ROWS: Final = ("e2e", "engine")
 """Each is one worker's, and both begin before all others: they are the longest, and mostly wait.

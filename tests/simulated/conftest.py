@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,18 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSimulated]:
         yield _starter(tmp_path_factory, ends)
 
 
+@contextmanager
+def simulated_engine(directories: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    """Yield a ready engine."""
+    with ExitStack() as ends:
+        yield _starter(directories, ends)()
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """A ready engine, shared by a module: leave it as you found it."""
-    with ExitStack() as ends:
-        yield _starter(tmp_path_factory, ends)()
+    with simulated_engine(tmp_path_factory) as engine:
+        yield engine
 
 
 @pytest.fixture

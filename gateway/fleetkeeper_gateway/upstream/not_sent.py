@@ -7,6 +7,8 @@ from typing import Final
 
 MAX_BYTES: Final = 4096
 """A longer body is no such response."""
+_NO_REPLICA = "no_replica"
+"""Code of the 503 of our router, if no replica is ready or can be reached."""
 _NO_WORKER = b"No available workers"
 """How vllm-router 0.1.17 begins its 503 as text, if no worker is healthy (measured)."""
 _DRAINING = "draining"
@@ -21,6 +23,6 @@ def is_refusal(status: int, body: bytes) -> bool:
         return True
     try:
         error = json.loads(body)["error"]
-        return bool(error["code"] == _DRAINING)
+        return bool(error["code"] in {_DRAINING, _NO_REPLICA})
     except (ValueError, TypeError, KeyError, IndexError):
         return False
