@@ -281,7 +281,8 @@ def _bounds(settings: Settings) -> Config:
         "max_connections": many,
         "max_pending_requests": many,
         "max_requests": many,
-        "retry_budget": {"budget_percent": {"value": 50.0}, "min_retry_concurrency": 64},
+        # A full replica is the least loaded, so most requests may have to be sent again.
+        "max_retries": many,
     }
 
 
