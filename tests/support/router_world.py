@@ -23,6 +23,7 @@ import aiohttp
 import requests
 from aiohttp import web
 
+from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_router.drain import call
 from fleetkeeper_router.settings import PREFIX, Policy
 from tests.support.supervised_engine import RunningEngine
@@ -56,8 +57,8 @@ class Dns(asyncio.DatagramProtocol):
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[Dns]:
         """Listen at one port by UDP and TCP."""
-        server = await asyncio.start_server(self._by_tcp, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
+        self.port = free_port()
+        server = await asyncio.start_server(self._by_tcp, "127.0.0.1", self.port)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(
             lambda: self, local_addr=("127.0.0.1", self.port)
@@ -342,14 +343,15 @@ class RouterWorld:
     async def router(self, policy: Policy = Policy.LEAST_LOADED, **settings: object) -> Router:
         """Start a router, and wait until it sends requests to all engines that are ready."""
         number = len(self.routers)
+        port, metrics_port = free_ports(2)
         chosen: dict[str, object] = {
             "engines": NAME,
             "policy": policy,
             "engine_port": self.port,
             "health_port": self.health_port,
             "host": "127.0.0.1",
-            "port": free_port(),
-            "metrics_port": free_port(),
+            "port": port,
+            "metrics_port": metrics_port,
             "admin_socket": f"@fk-test-{os.getpid()}-{self.port}-{number}",
             "resolver": f"127.0.0.1:{self.dns.port}",
             "notice_seconds": 0,
@@ -369,16 +371,17 @@ class Routed:
     def __init__(self, engine: RunningEngine, directory: Path) -> None:
         self._engine = engine
         ports = engine.document["ports"]
+        port, metrics_port = free_ports(2)
         settings = {
             "engines": "127.0.0.1",
             "engine_port": ports["serving"],
             "health_port": ports["control"],
             "host": "127.0.0.1",
-            "port": free_port(),
-            "metrics_port": free_port(),
+            "port": port,
+            "metrics_port": metrics_port,
             "admin_socket": f"@fk-test-{os.getpid()}-{ports['serving']}",
         }
-        self.url = f"http://127.0.0.1:{settings['port']}"
+        self.url = f"http://127.0.0.1:{port}"
         environment = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
         self._log = directory / "router.log"
         with self._log.open("wb") as log:
@@ -410,7 +413,8 @@ class Routed:
 async def router_world(directory: Path) -> AsyncIterator[RouterWorld]:
     """Yield a world without engines and routers; end all of it afterwards."""
     async with Dns().listening() as dns:
-        world = RouterWorld(directory, dns, free_port(), free_port())
+        port, health_port = free_ports(2)
+        world = RouterWorld(directory, dns, port, health_port)
         try:
             yield world
         finally:
@@ -428,10 +432,8 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody uses now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Return a port that nobody listens on, and that no connection of a client gets."""
+    return free_ports(1)[0]
 
 
 async def post(
