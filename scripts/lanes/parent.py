@@ -16,6 +16,7 @@ MAX_REPEATS: Final = 5
 PREPARED: Final = {
     "unit": ("setup",),
     "gateway": ("setup",),
+    "router": ("setup",),
     "simulated": ("setup",),
     "cluster": ("setup", "programs"),
     "fault": ("setup", "programs"),

@@ -50,14 +50,20 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     raise LocalError(f"no {count} free ports between {LOWEST} and {HIGHEST} on {host}")
 
 
-def require_free(host: str, port: int, what: str) -> None:
+UNUSED_ADDRESS = "127.255.255.254"
+"""A port is free here unless a process listens on every address."""
+
+
+def require_free(host: str, port: int, what: str, *, exists: bool = True) -> None:
     """Raise PortInUse, naming the port and the process that holds it, unless the port is free.
 
+    Nobody listens on an address that does not exist yet, but for those who listen on every address.
     A killed process with many threads seems to have ended before its last thread closes its
     sockets. Such a port is waited for.
     """
     deadline = time.monotonic() + DYING_S
-    while not is_free(host, port):
+    probed = host if exists else UNUSED_ADDRESS
+    while not is_free(probed, port):
         owner = holder(port)
         if owner is not None or time.monotonic() > deadline:
             raise PortInUse(

@@ -99,8 +99,8 @@ class Node:
 
     def _check_ports(self) -> None:
         settings = self.settings
-        # Before the first start there is no bridge, so the port must be free on every address.
-        own = settings.node_ip if is_free(settings.node_ip, 0) else "0.0.0.0"  # noqa: S104 - checked, not listened on
+        own = settings.node_ip
+        has_bridge = is_free(own, 0)
         wanted = [
             ("registry", "127.0.0.1", settings.registry_port),
             ("kube-apiserver", own, settings.api_port),
@@ -111,7 +111,7 @@ class Node:
             wanted.append(("prometheus", own, settings.prometheus_port))
         for name, host, port in wanted:
             if self.processes.running(name) is None:
-                require_free(host, port, name)
+                require_free(host, port, name, exists=host != own or has_bridge)
 
     def _start(self) -> None:
         self._started_s = time.monotonic()

@@ -88,6 +88,16 @@ def test_a_taken_port_is_named_with_its_process() -> None:
     assert len(set(free_ports(20))) == 20
 
 
+def test_who_listens_elsewhere_takes_no_port_of_an_address_that_is_still_to_come() -> None:
+    """The bridge of a node is made after the check; who listens on every address has it too."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        require_free("10.255.255.1", server.getsockname()[1], "prometheus", exists=False)
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(PortInUse, match=rf"prometheus needs 10\.255\.255\.1:{port}"):
+            require_free("10.255.255.1", port, "prometheus", exists=False)
+
+
 def test_a_process_is_found_by_a_later_call_and_a_reused_pid_is_not_taken_for_it(
     tmp_path: Path,
 ) -> None:
