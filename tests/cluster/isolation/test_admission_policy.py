@@ -444,6 +444,21 @@ def test_what_others_added_to_a_deployment_stays(
         control_plane.kubectl("-n", "team-a", "delete", "deployment", "chat")
 
 
+def test_a_router_of_an_earlier_release_can_be_scaled(
+    control_plane: ControlPlane, account: Path
+) -> None:
+    """An upgrade keeps its image, which no value of the chart names any more."""
+    found = engine(first(image="registry.example.com/router:earlier"))
+    apply(control_plane, _without_owner(copy.deepcopy(found)))
+    try:
+        found["spec"]["replicas"] = 2
+        assert refusal(control_plane, account, found) == ""
+        found["spec"]["template"]["spec"]["containers"][0]["image"] = "evil.example.com/miner:1"
+        assert "admissionPolicy.extraImages" in refusal(control_plane, account, found)
+    finally:
+        control_plane.kubectl("-n", "team-a", "delete", "deployment", "chat")
+
+
 JOBS: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "another image": (first(image="evil.example.com/miner:1"), "admissionPolicy.extraImages"),
     "another command": (first(command=["sh", "-c", "id"]), "only download models"),
