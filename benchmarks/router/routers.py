@@ -137,7 +137,7 @@ class Side:
 
 
 @asynccontextmanager
-async def scene(
+async def surroundings(
     args: argparse.Namespace, replicas: Sequence[Replica], names: Iterable[str] = ROUTERS
 ) -> AsyncIterator[dict[str, Side]]:
     """Run replicas and routers, and end them all afterwards."""
@@ -302,7 +302,7 @@ async def latency(args: argparse.Namespace) -> list[str]:
 
     head = ["P50, ms", "P99, ms"]
     more = [*head, "requests/s", "CPU seconds for 1,000 requests", "failed"]
-    async with scene(args, [Replica(["127.0.0.1"])]) as sides:
+    async with surroundings(args, [Replica(["127.0.0.1"])]) as sides:
         return [
             f"One replica that answers at once; one client, {count} requests a round",
             await table(args, sides, [*head, "failed"], alone),
@@ -323,7 +323,7 @@ async def slow_replica(args: argparse.Namespace) -> list[str]:
         return [share, found.ms(0.5), found.ms(0.99), found.failed]
 
     head = ["to the slow one, %", "P50, ms", "P99, ms", "failed"]
-    async with scene(args, replicas) as sides:
+    async with surroundings(args, replicas) as sides:
         return [
             f"Three replicas of 50 ms and one of 200 ms; 32 clients, {count} requests a round",
             await table(args, ROUTERS, head, one),
@@ -346,7 +346,7 @@ async def full_replica(args: argparse.Namespace) -> list[str]:
             figures = [refused * 100 / total, found.failed - refused, tries]
             return [*figures, found.ms(0.5), found.ms(0.99)]
 
-        async with scene(args, replicas) as sides:
+        async with surroundings(args, replicas) as sides:
             parts += [
                 f"Two replicas of 250 ms, one with {slots} slots; {clients} clients, {total} requests a round",
                 await table(args, ROUTERS, [*head, "P50, ms", "P99, ms"], one),
@@ -360,7 +360,7 @@ async def killed_replica(args: argparse.Namespace) -> list[str]:
 
     async def one(name: str) -> Sequence[float]:
         replicas = [Replica([f"127.1.0.{n}"], 0.05) for n in range(1, 5)]
-        async with scene(args, replicas, [name]) as sides:
+        async with surroundings(args, replicas, [name]) as sides:
             end = perf_counter() + 8.0
             task = asyncio.create_task(send(sides[name], 16, lambda: perf_counter() < end))
             await asyncio.sleep(2.0)
@@ -385,7 +385,7 @@ async def memory(args: argparse.Namespace) -> list[str]:
     """Measure memory, idle and with open streams, each time of a new router."""
 
     async def one(name: str) -> Sequence[float]:
-        async with scene(args, [Replica(["127.0.0.1"])], [name]) as sides:
+        async with surroundings(args, [Replica(["127.0.0.1"])], [name]) as sides:
             await asyncio.sleep(2.0)
             idle = sides[name].memory_mib()
             async with HeldStreams(sides[name].target, args.streams) as held:
@@ -396,7 +396,7 @@ async def memory(args: argparse.Namespace) -> list[str]:
 
 
 async def hundred_replicas(args: argparse.Namespace) -> list[str]:
-    """Measure what a router does while nobody asks."""
+    """Measure what a router costs without requests."""
     seconds = 20.0 / args.part
 
     async def one(name: str) -> Sequence[float]:
@@ -405,7 +405,7 @@ async def hundred_replicas(args: argparse.Namespace) -> list[str]:
         return [(sides[name].cpu_s() - before) * 60 / seconds, *sides[name].memory_mib()]
 
     head = ["CPU seconds a minute", "RSS, MiB", "PSS, MiB"]
-    async with scene(args, [Replica([f"127.1.0.{n}" for n in range(1, 101)])]) as sides:
+    async with surroundings(args, [Replica([f"127.1.0.{n}" for n in range(1, 101)])]) as sides:
         await asyncio.sleep(3.0)
         return [
             f"100 replicas, no request, {seconds:g} s a round; Envoy checks each replica each second, vllm-router each 5 s",

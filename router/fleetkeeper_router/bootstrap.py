@@ -30,7 +30,7 @@ _BALANCE_PERCENT: Final = 150
 _READ_BYTES: Final = 1_048_576
 """A longer body is not read for its key, and one without a length neither."""
 _KEPT_BYTES: Final = 262_144
-"""A request with a longer body is sent once, whatever the replica answers."""
+"""A request with a longer body is sent once, and never again."""
 _KEY_OF_BODY: Final = f"""
 function envoy_on_request(handle)
   local length = tonumber(handle:headers():get("content-length")) or math.huge

@@ -57,7 +57,7 @@ def _arguments(settings: Settings, config: str) -> list[str]:
     return [
         *("--config-yaml", config),
         *("--concurrency", str(settings.threads)),
-        # Nobody replaces it in its place, and the memory for that is shared by name.
+        # The shared memory of a hot restart has one name, so two routers on a machine would meet in it.
         "--disable-hot-restart",
         *("--file-flush-interval-msec", "500"),
         *("--log-level", "warning"),

@@ -1,4 +1,4 @@
-"""What a pod tells its router, by variables FLEETKEEPER_ROUTER_*."""
+"""Settings of a router: the variables FLEETKEEPER_ROUTER_* of its pod."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Settings:
                 found[field.name] = _parsed(field.name, str(field.type), text)
         if given:
             names = ", ".join(sorted(PREFIX + name.upper() for name in given))
-            raise InvalidSettings(f"no such variable: {names}")
+            raise InvalidSettings(f"no such variable: {names}; remove it, or correct its name")
         if "engines" not in found:
             raise InvalidSettings(f"set {PREFIX}ENGINES to the name of the engines' Service")
         return cls(**found)  # type: ignore[arg-type]
@@ -97,7 +97,9 @@ def _parsed(name: str, kind: str, text: str) -> object:
     if kind in {"int", "float"}:
         return _number(variable, kind, text)
     if name == "engines" and not _HOST.fullmatch(text):
-        raise InvalidSettings(f"{variable} is {text!r}, which is no name of a host")
+        raise InvalidSettings(
+            f"{variable} is {text!r}, which is no host name; use SERVICE.NAMESPACE.svc"
+        )
     if name == "resolver":
         _address(variable, text)
     return text
@@ -107,7 +109,9 @@ def _number(variable: str, kind: str, text: str) -> int | float:
     try:
         value = int(text) if kind == "int" else float(text)
     except ValueError as error:
-        raise InvalidSettings(f"{variable} is {text!r}, which is no number") from error
+        raise InvalidSettings(
+            f"{variable} is {text!r}, which is no number; use one from 0"
+        ) from error
     if not math.isfinite(value) or value < 0:
         raise InvalidSettings(f"{variable} is {text}; use a number from 0")
     if variable.endswith("PORT") and value > 65_535:
@@ -123,4 +127,4 @@ def _address(variable: str, text: str) -> None:
     except ValueError as error:
         raise InvalidSettings(f"{variable} is {text!r}; use ADDRESS:PORT") from error
     if not 0 < number <= 65_535:
-        raise InvalidSettings(f"{variable} has port {number}")
+        raise InvalidSettings(f"{variable} has port {number}; use one from 1 to 65535")

@@ -94,7 +94,7 @@ async def test_metrics_have_no_series_for_each_replica(
 async def test_a_connection_is_closed_before_the_engine_closes_it(
     world: RouterWorld, session: aiohttp.ClientSession
 ) -> None:
-    """Else a request may meet the end of its connection, and nobody knows whether it was received."""
+    """Otherwise a request may meet the end of its connection, and may have been received or not."""
     (engine,) = await world.add(1, keep_alive_s=3600.0)
     router = await world.router()
     assert await post(session, router)

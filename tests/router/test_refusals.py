@@ -135,7 +135,12 @@ async def test_a_router_without_memory_refuses(
 
     await until(is_full)
     print(f"{len(held)} bodies of 0.9 MB")
-    assert 40 < len(held) < 160
+    assert len(held) > 40
+    for _ in range(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(router))
+        writer.write(head)
+        assert (await reader.readline()).split()[1] == b"503"
+        writer.close()
     for writer in held:
         writer.close()
 

@@ -432,7 +432,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, and that no connection of a client gets."""
+    """Return a free port that no outgoing connection gets."""
     return free_ports(1)[0]
 
 

@@ -57,7 +57,7 @@ UNUSED_ADDRESS = "127.255.255.254"
 def require_free(host: str, port: int, what: str, *, exists: bool = True) -> None:
     """Raise PortInUse, naming the port and the process that holds it, unless the port is free.
 
-    Nobody listens on an address that does not exist yet, but for those who listen on every address.
+    On an address that does not exist yet, a port is free unless a process listens on every address.
     A killed process with many threads seems to have ended before its last thread closes its
     sockets. Such a port is waited for.
     """

@@ -131,7 +131,7 @@ class Finalizer:
     async def settle(self, record: BatchRecord, final: Final) -> None:
         """Delete the files of a batch that has ended which do not count."""
         written = self._undecided.pop(record.id, [])
-        if not final.mistakes:  # else nobody knows which count
+        if not final.mistakes:  # otherwise it is not known which count
             counting = {final.output_file, final.error_file}
             await self._delete([file for file in written if file.id not in counting])
 
