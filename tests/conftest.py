@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from fleetkeeper_local.control_plane import ports
 from lanes import plugin
 from tests.support import plane_fixtures
-from tests.support.lanes import EXAMPLES, USUAL
+from tests.support.lanes import EXAMPLES, USUAL, share_of_ports
 
 for profile, examples in EXAMPLES.items():
     # Properties are judged by what they find, never by how long it took.
@@ -72,6 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the lanes, and the control plane's fixtures for every folder."""
+    ports.LOWEST, ports.HIGHEST = share_of_ports(os.environ)
     config.pluginmanager.register(plugin.Lanes(config), "lanes")
     config.pluginmanager.register(plane_fixtures, "plane_fixtures")
 

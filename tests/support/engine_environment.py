@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
+
+from fleetkeeper_local.control_plane.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / os.environ.get("FLEETKEEPER_TEST_ENGINE", ".venv-engine")
@@ -16,10 +17,8 @@ STOCK_PYTHON = ENVIRONMENT / "base" / "bin" / "python"
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on now, and that no outgoing connection gets."""
+    return free_ports(1)[0]
 
 
 def make_tiny_model(directory: Path, layers: int = 4) -> Path:

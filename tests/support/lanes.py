@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pytest
 from hypothesis import settings
+
+from fleetkeeper_local.control_plane import ports
 
 USUAL: Final = "make-test"
 """The Hypothesis profile that `make test` uses."""
@@ -31,3 +33,10 @@ def keep_first(keep: int, values: Iterable[Any], mark: pytest.MarkDecorator) -> 
     """Return parameters of which the first `keep` run in every lane; the others have the mark."""
     found = list(values)
     return [*found[:keep], *(pytest.param(value, marks=mark) for value in found[keep:])]
+
+
+def share_of_ports(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return this worker's part of the range of ports: two workers that look for one find different ones."""
+    number = int(environment.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    size = (ports.HIGHEST - ports.LOWEST) // int(environment.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return ports.LOWEST + number * size, ports.LOWEST + (number + 1) * size

@@ -26,6 +26,7 @@ from aiohttp import web
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_router.drain import call
 from fleetkeeper_router.settings import PREFIX, Policy
+from tests.support.engine_environment import free_port
 from tests.support.supervised_engine import RunningEngine
 
 GUARD_S: Final = 120.0
@@ -323,9 +324,9 @@ class RouterWorld:
         for _ in range(count):
             self._next += 1
             engine = Engine(f"127.1.{self._next // 250}.{self._next % 250 + 1}", **fields)
+            self.engines.append(engine)
             await engine.start(self.port, self.health_port)
             added.append(engine)
-        self.engines += added
         self.publish()
         return added
 
@@ -429,11 +430,6 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(GUARD_S):
         while not await holds():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-
-
-def free_port() -> int:
-    """Return a free port that no outgoing connection gets."""
-    return free_ports(1)[0]
 
 
 async def post(

@@ -15,6 +15,9 @@ LOWEST, HIGHEST = 20000, 32000
 between the check here and the server's bind."""
 
 
+_left: list[int] = []
+"""Ports not yet returned, in random order: who was given one may not listen on it yet."""
+
 DYING_S = 5.0
 POLL_S = 0.05
 
@@ -35,18 +38,20 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return `count` different ports on which nothing listens.
+    """Return `count` ports on which nothing listens. None comes again before all others came.
 
     Raises:
         LocalError: the range has too few free ports.
     """
-    order = random.sample(range(LOWEST, HIGHEST), k=min(HIGHEST - LOWEST, 50 * count))
     found: list[int] = []
-    for port in order:
-        if is_free(host, port):
+    for _ in range(LOWEST, HIGHEST):
+        if not _left:
+            _left.extend(random.sample(range(LOWEST, HIGHEST), k=HIGHEST - LOWEST))
+        port = _left.pop()
+        if port not in found and is_free(host, port):
             found.append(port)
-            if len(found) == count:
-                return found
+        if len(found) == count:
+            return found
     raise LocalError(f"no {count} free ports between {LOWEST} and {HIGHEST} on {host}")
 
 

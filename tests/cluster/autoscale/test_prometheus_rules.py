@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from fleetkeeper.autoscale.types import Grade, PodView
 from fleetkeeper.simulate.engine import H100_8B, Engine
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_local.control_plane.programs import program_path
+from tests.support.engine_environment import free_port
 from tests.support.engine_metrics import metrics_text
 from tests.support.exporters import batch_text
 
@@ -52,13 +52,6 @@ scrape_configs:
   relabel_configs:
   - {source_labels: [pod], target_label: __metrics_path__, replacement: "/metrics/$1"}
 """
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 class World:

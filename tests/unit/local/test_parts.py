@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from cryptography import x509
 from fleetkeeper_local import cli
 from fleetkeeper_local.common import lock
 from fleetkeeper_local.common.errors import LocalError
-from fleetkeeper_local.control_plane import control_plane, programs
+from fleetkeeper_local.control_plane import control_plane, ports, programs
 from fleetkeeper_local.control_plane.access import Endpoint
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.kubeconfig import write_kubeconfig
@@ -29,6 +30,7 @@ from fleetkeeper_local.images import builder, registry
 from fleetkeeper_local.node import addons, cleanup, flags, hostnet, preflight
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
+from tests.support.lanes import share_of_ports
 from tests.support.node_world import mounts_outside
 
 
@@ -86,6 +88,26 @@ def test_a_taken_port_is_named_with_its_process() -> None:
         with pytest.raises(PortInUse, match=rf"kubelet needs 127\.0\.0\.1:{port}.*{os.getpid()}"):
             require_free("127.0.0.1", port, "kubelet")
     assert len(set(free_ports(20))) == 20
+
+
+def test_a_port_is_given_once_until_all_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked first may not listen yet when the second asks."""
+    monkeypatch.setattr(ports, "_left", [])
+    monkeypatch.setattr(ports, "is_free", lambda _host, port: port % 2 == 0)
+    monkeypatch.setattr(ports, "LOWEST", 20000)
+    monkeypatch.setattr(ports, "HIGHEST", 20020)
+    assert {free_ports(1)[0] for _ in range(10)} == set(range(20000, 20020, 2))
+    assert free_ports(1)[0] in range(20000, 20020, 2)
+
+
+def test_two_workers_look_for_ports_in_different_places() -> None:
+    """Stand-ins on the same addresses of loopback, in two workers, would take each other's."""
+    shares = [
+        share_of_ports({"PYTEST_XDIST_WORKER": f"gw{n}", "PYTEST_XDIST_WORKER_COUNT": "4"})
+        for n in range(4)
+    ]
+    assert all(low < high for low, high in shares)
+    assert all(high <= low for (_, high), (low, _) in pairwise(shares))
 
 
 def test_who_listens_elsewhere_takes_no_port_of_an_address_that_is_still_to_come() -> None:
