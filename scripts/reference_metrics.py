@@ -193,7 +193,7 @@ def _metrics() -> Iterator[str]:
             f"`{own.name}`", own.kind, ", ".join(f"`{name}`" for name in own.labels), own.meaning
         )
     yield ""
-    yield "The router's metrics (port 29000 of router pods) are those of vllm-router."
+    yield "The router's metrics (port 29000 of router pods) are Envoy's: those of its cluster `engines` and of its HTTP connections `requests`. None has a series for each replica. A router of an earlier release has those of vllm-router."
 
 
 def _without_terms(metrics: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

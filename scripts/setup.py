@@ -51,7 +51,7 @@ EXPORTS = {
     "engine-simulated": ["--package", "fleetkeeper-engine", "--extra", "simulated"],
     "gateway": ["--package", "fleetkeeper-gateway"],
     "operator": ["--package", "fleetkeeper"],
-    "router": ["--only-group", "router"],
+    "router": ["--package", "fleetkeeper-router"],
 }
 """The requirement files that are exported from uv.lock, and what of it each contains."""
 ADDITIONS = ("engine-streamer", "engine-test")

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/router/routers.py --vllm-router VENV/bin/vllm-router     # seven minutes
 
-VENV has `requirements/router.txt`. Replicas are stand-ins in processes of their own, which answer after
+VENV has vllm-router 0.1.17 from PyPI. Replicas are stand-ins in processes of their own, which answer after
 a time that is theirs. Routers alternate in rounds. The tables are medians over rounds, lowest and highest
 in parentheses. `--only` runs some measures, `--quick` only shows that it runs.
 """

@@ -31,6 +31,8 @@ _READ_BYTES: Final = 1_048_576
 """A longer body is not read for its key, and one without a length neither."""
 _KEPT_BYTES: Final = 262_144
 """A request with a longer body is sent once, and never again."""
+_HANG_S: Final = 60
+"""A thread that does nothing for so long ends Envoy, and the pod starts it again."""
 _KEY_OF_BODY: Final = f"""
 function envoy_on_request(handle)
   local length = tonumber(handle:headers():get("content-length")) or math.huge
@@ -59,6 +61,10 @@ def bootstrap(settings: Settings) -> Config:
             "stats_matcher": {"inclusion_list": {"patterns": [{"prefix": one} for one in _SHOWN]}}
         },
         "overload_manager": _overload(settings),
+        "watchdogs": {
+            thread: {"kill_timeout": f"{_HANG_S}s"}
+            for thread in ("main_thread_watchdog", "worker_watchdog")
+        },
     }
 
 

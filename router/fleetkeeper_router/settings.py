@@ -98,7 +98,7 @@ def _parsed(name: str, kind: str, text: str) -> object:
         return _number(variable, kind, text)
     if name == "engines" and not _HOST.fullmatch(text):
         raise InvalidSettings(
-            f"{variable} is {text!r}, which is no host name; use SERVICE.NAMESPACE.svc"
+            f"{variable} is {text!r}, which is no host name; use the name of the engines' Service"
         )
     if name == "resolver":
         _address(variable, text)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from fleetkeeper.api.names import LABEL_COMPONENT, LABEL_SERVICE, router_name
+from fleetkeeper.reconcile.manifests.router import COMMAND, ENVOY
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.installation import (
     PROFILE,
@@ -15,12 +17,13 @@ from fleetkeeper_local.demo.installation import (
     Installation,
     desired_values,
 )
-from fleetkeeper_local.images import builder
 from fleetkeeper_local.node.node import Node
 from tests.support.earlier_release import EarlierRelease, earlier_release
 from tests.support.service_world import (
+    FIS,
     await_measured,
     await_operators,
+    await_routed,
     failures,
     identities,
     limits,
@@ -55,8 +58,7 @@ def release_values(
 ) -> Iterator[tuple[Values, Values]]:
     """The values of the earlier release and of this one; afterwards, those of the other tests.
 
-    Both have the profile of the earlier release's engine beside that of this one. This one has
-    another router image, as each release does.
+    Both have the profile of the earlier release's engine beside that of this one.
     """
     port = node.settings.registry_port
     engine = earlier.engine_image().push(port)
@@ -72,18 +74,11 @@ def release_values(
             "resources": {"cpu": "4", "memory": "16Gi", "sharedMemory": "1Gi"},
         },
     }
-    router: str = present["router"]["image"]
+    router = earlier.router_image().push(port)
     names = ImageNames(earlier.operator_image().push(port), engine, router)
     known = {name: one for name, one in profiles.items() if "simulation" not in one}
     before = {**desired_values(names, node), "engineProfiles": known}
-    registry = router.partition("/")[0]
-    newer = builder.build("router").publish(f"{registry}/upgrade", "next", plain_http=True)
-    after = {
-        **present,
-        "engineProfiles": profiles,
-        "router": {**present["router"], "image": newer},
-    }
-    yield before, after
+    yield before, {**present, "engineProfiles": profiles}
     product.install(present)
 
 
@@ -109,19 +104,19 @@ def test_the_release_before_this_one_is_upgraded_under_load(
     earlier: EarlierRelease,
     release_values: tuple[Values, Values],
 ) -> None:
-    """And this one goes back to it first: in both directions no pod is replaced, and no request fails.
+    """No pod is replaced, and no request fails. What the earlier release made works on.
 
-    The operator of this release then sets limits in an engine of the earlier one.
+    The operator of this one sets limits in its engine, and its router finds a new replica. Envoy comes
+    with the next rollout. Before all that, this release goes back to it, which replaces routers alone.
     """
     before, after = release_values
     limit = fleet.live()["spec"]["tiers"]["batch"]["queueLimit"]
-    kept = identities(fleet)
-    with steady(fleet, 2.0, seed=21) as traffic:
-        Installation(product.cluster, before, chart=earlier.chart).install()
-        await_operators(product)
-        change_and_await(fleet, limit - 1)
-    assert failures(traffic.samples) == []
-    assert identities(fleet) == kept
+    engines = [pod.identity for pod in fleet.engines()]
+    Installation(product.cluster, before, chart=earlier.chart).install()
+    await_operators(product)
+    fleet.until(lambda: set(router_commands(fleet)) == {"vllm-router"}, "routers of before")
+    change_and_await(fleet, limit - 1)
+    assert [pod.identity for pod in fleet.engines()] == engines
 
     manifest = tiny(engine={"profile": EARLIER_PROFILE}, routing={"replicas": 1})
     manifest["metadata"]["name"] = older.name
@@ -135,6 +130,7 @@ def test_the_release_before_this_one_is_upgraded_under_load(
         change_and_await(older, limit - 1)
     assert failures([*traffic.samples, *more.samples]) == []
     assert identities(fleet, older) == kept
+    assert "router" not in older.status()
     assert fleet.status()["engine"]["profile"] == PROFILE
     assert older.status()["engine"]["profile"] == EARLIER_PROFILE
 
@@ -146,3 +142,40 @@ def test_the_release_before_this_one_is_upgraded_under_load(
             lambda: limits(engine)["effective"] < limits(engine)["ceiling"], "lower limits in force"
         )
     assert identities(fleet, older) == kept
+    older.kubectl("scale", f"{FIS}/{older.name}", "--replicas=2")
+    older.await_ready(2)
+    with steady(older, 4.0, seed=25) as traffic:
+        await_routed(older)
+    assert failures(traffic.samples) == []
+    assert set(identities(fleet, older)) > set(kept)
+
+    with steady(older, 2.0, seed=26) as traffic, steady(fleet, 1.0, seed=27) as more:
+        older.change({"routing": {"policy": "RoundRobin"}})
+        fleet.change({"rollout": {"engineUpdates": "Automatic"}})
+        await_envoy(older)
+        await_envoy(fleet)
+    assert failures([*traffic.samples, *more.samples]) == []
+    fleet.change({"rollout": {"engineUpdates": "OnSpecChange"}})
+    fleet.await_ready(1)
+
+
+def router_commands(fleet: Fleet) -> list[str]:
+    """The command of each router pod, also of those that end."""
+    said = fleet.kubectl(
+        *("get", "pods", "-l", f"{LABEL_SERVICE}={fleet.name},{LABEL_COMPONENT}=router"),
+        *("-o", "jsonpath={.items[*].spec.containers[0].command[0]}"),
+    )
+    return said.split()
+
+
+def await_envoy(fleet: Fleet) -> None:
+    """Return when its last pod of vllm-router has ended, and nothing is left of it."""
+    fleet.until(lambda: set(router_commands(fleet)) == {COMMAND}, "Envoy alone")
+    fleet.until(lambda: fleet.status().get("router") == ENVOY, "Envoy in the status")
+    fleet.until(lambda: not has_account(fleet), "no account")
+
+
+def has_account(fleet: Fleet) -> bool:
+    """Whether its routers have an account or a role."""
+    kinds = "serviceaccounts,rolebindings"
+    return router_name(fleet.name) in fleet.kubectl("get", kinds, "-o", "name")

@@ -34,6 +34,13 @@ class EarlierRelease:
         recipe = builder.Recipe("earlier-operator", "operator/Containerfile", root=self.root)
         return builder.build_image(recipe)
 
+    def router_image(self) -> builder.Image:
+        """Build its router."""
+        recipe = builder.Recipe(
+            "earlier-router", "engine_image/Containerfile.router", root=self.root
+        )
+        return builder.build_image(recipe)
+
     def engine_image(self) -> builder.Image:
         """Build its engine with today's dependencies: a second set of them is 6 GB."""
         return builder.engine_image("earlier-engine", self.root)

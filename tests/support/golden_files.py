@@ -11,6 +11,8 @@ from pathlib import Path
 import yaml
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, LABEL_COMPONENT
+from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.manifests.router import desired_router_deployment
 from tests.support.golden_services import CASES, GoldenCase
 
 FOLDER = Path(__file__).parents[1] / "golden" / "manifests"
@@ -31,14 +33,21 @@ def golden_text(name: str) -> str:
 
 
 def template_hashes(case: GoldenCase) -> dict[str, str]:
-    """Return the hashes of the pod templates by component."""
-    return {
-        child["metadata"]["labels"][LABEL_COMPONENT]: child["spec"]["template"]["metadata"][
-            "annotations"
-        ][ANNOTATION_TEMPLATE_HASH]
+    """Return the hashes of the pod templates by component, and of the router of earlier releases."""
+    found = {
+        child["metadata"]["labels"][LABEL_COMPONENT]: _hash_of(child)
         for child in case.children()
         if child["kind"] == "Deployment"
     }
+    if "router" in found:
+        earlier = desired_router_deployment(case.service(), case.context, case.vllm_router)
+        found["vllm-router"] = _hash_of(earlier)
+    return found
+
+
+def _hash_of(deployment: Manifest) -> str:
+    text: str = deployment["spec"]["template"]["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH]
+    return text
 
 
 def pinned_hashes() -> dict[str, dict[str, str]]:
@@ -61,7 +70,9 @@ def regenerate(*, accept_restarts: bool) -> list[str]:
     now = {name: template_hashes(case) for name, case in CASES.items()}
     changed = sorted(name for name in now.keys() & pinned.keys() if now[name] != pinned[name])
     kept = {} if accept_restarts else pinned
-    HASHES.write_text(yaml.safe_dump({name: kept.get(name, now[name]) for name in sorted(now)}))
+    HASHES.write_text(
+        yaml.safe_dump({name: {**now[name], **kept.get(name, {})} for name in sorted(now)})
+    )
     return changed
 
 

@@ -23,7 +23,9 @@ from fleetkeeper.reconcile.context import (
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.prefetch import desired_prefetch_job
+from fleetkeeper.reconcile.manifests.router import Router
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
+from fleetkeeper.reconcile.manifests.vllm_router import DEFAULTS
 from fleetkeeper.reconcile.profiles import simulated_catalog
 from tests.support.random_specs import service_manifest
 
@@ -101,7 +103,15 @@ class GoldenCase:
         template = desired_engine_template(service, profile, self.context, self.tuning)
         return desired_prefetch_job(service, template)
 
-    def children(self, service: InferenceService | None = None) -> tuple[Manifest, ...]:
+    @property
+    def vllm_router(self) -> Router:
+        """Return the router that an earlier release gave it."""
+        settings = self.context.router.model_copy(update=DEFAULTS)
+        return Router(settings, is_vllm_router=True, watches_pods=True)
+
+    def children(
+        self, service: InferenceService | None = None, router: Router | None = None
+    ) -> tuple[Manifest, ...]:
         """Return its children, or those of another service with the same inputs."""
         service = service or self.service()
         profile = self.context.catalog.resolve(service.spec.engine.profile)
@@ -112,6 +122,7 @@ class GoldenCase:
             replicas=self.replicas,
             tuning=self.tuning,
             strategy=self.strategy,
+            router=router,
         )
 
 

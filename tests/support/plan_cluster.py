@@ -5,14 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, floor
+from typing import Any
+
+import pytest
 
 from fleetkeeper.api import names
+from fleetkeeper.reconcile import writes
+from fleetkeeper.reconcile.context import RouterSettings
+from fleetkeeper.reconcile.manifests.router import Router
+from fleetkeeper.reconcile.manifests.vllm_router import DEFAULTS
 from fleetkeeper.reconcile.types import Container, Kind, Pod, Revision, Termination, Workload
 from tests.support import plan_world
 from tests.support.plan_world import Behaviour, World, act
 
+VLLM_ROUTER_IMAGE = "fleetkeeper-router:0.0.9"
 READY_AFTER_S = 5.0
 CRASH_EVERY_S = 20.0
+
+
+def settled_with_vllm_router(**spec: Any) -> World:
+    """Return a settled world of a release whose router was vllm-router."""
+    before = RouterSettings.model_validate({"image": VLLM_ROUTER_IMAGE, **DEFAULTS})
+    router = Router(before, is_vllm_router=True, watches_pods=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writes, "decide_router", lambda *_: router)
+        return settle(plan_world.new_world(**spec))
 
 
 def step(world: World, seconds: float) -> World:
@@ -26,17 +43,22 @@ def step(world: World, seconds: float) -> World:
 
 def _roll_router(world: World, router: Workload) -> World:
     others = tuple(pod for pod in world.pods if pod.component != names.Component.ROUTER)
-    own = [pod for pod in world.pods if pod.component == names.Component.ROUTER]
-    own = own[: router.desired_replicas]
-    while len(own) < router.desired_replicas:
+    routers = [pod for pod in world.pods if pod.component == names.Component.ROUTER]
+    old = [pod for pod in routers if pod.template_hash != router.template_hash]
+    new = [pod for pod in routers if pod.template_hash == router.template_hash]
+    new = new[: router.desired_replicas]
+    while len(new) < router.desired_replicas:
         world = replace(world, serial=world.serial + 1)
-        own.append(_new_pod(world, f"{router.name}-{world.serial}", names.Component.ROUTER, None))
+        name = f"{router.name}-{world.serial}"
+        pod = _new_pod(world, name, names.Component.ROUTER, None)
+        new.append(replace(pod, template_hash=router.template_hash))
+    own = [*(old if not all(pod.ready for pod in new) else ()), *new]
     ready = sum(pod.ready for pod in own)
     rolled = replace(
         router,
         observed_generation=router.generation,
         replicas=len(own),
-        updated_replicas=len(own),
+        updated_replicas=len(new),
         ready_replicas=ready,
         available_replicas=ready,
     )

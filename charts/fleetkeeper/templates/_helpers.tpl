@@ -41,7 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* Keeps the router role after an uninstall: routers of remaining services still watch pods with it. */}}
+{{- /* Keeps the router role after an uninstall: routers of earlier releases still watch pods with it. */}}
 {{- define "fleetkeeper.keptWithServices" -}}
 {{- if .Values.crds.keep -}}
 annotations: {helm.sh/resource-policy: keep}
@@ -225,7 +225,7 @@ capabilities: {drop: [ALL]}
   verbs: [list, create]
 {{- end -}}
 
-{{- /* Permissions of a router in its namespace. */ -}}
+{{- /* Permissions of a router of an earlier release (vllm-router) in its namespace. */ -}}
 {{- define "fleetkeeper.routerRules" -}}
 - apiGroups: [""]
   resources: [pods]

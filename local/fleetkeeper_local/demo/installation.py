@@ -164,7 +164,7 @@ def product_values(names: ImageNames) -> dict[str, Any]:
     values: dict[str, Any] = {
         "image": {"repository": repository, "tag": tag},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
-        "router": {"image": names.router, "cpu": "50m", "memory": "512Mi"},
+        "router": {"image": names.router, "cpu": "50m", "memory": "256Mi"},
         "engineProfiles": {},
     }
     if names.engine:

@@ -54,7 +54,7 @@ RECIPES = {
         Recipe("engine", "engine_image/Containerfile.cpu"),
         Recipe("inject", "engine_image/Containerfile.inject"),
         Recipe("simulated", "engine_image/Containerfile.simulated"),
-        Recipe("router", "engine_image/Containerfile.router"),
+        Recipe("router", "router/Containerfile"),
         Recipe("gateway", "gateway/Containerfile"),
     )
 }

@@ -207,7 +207,7 @@ class Routing(Section):
 
     policy: RoutingPolicy = Field(
         RoutingPolicy.LEAST_LOADED,
-        description="LeastLoaded: the less loaded of two replicas. SessionAffinity: the same replica for the same X-Session-ID header, on every router pod. PrefixAware: the replica that got a prompt with the same beginning, unless it is much busier than another; each replica tokenizes each prompt for the router. RoundRobin: each replica in turn. None: no router, only a Kubernetes Service.",
+        description="LeastLoaded: the least loaded of three replicas, by requests under way. SessionAffinity: the same replica for the same X-Session-ID header, on every router pod, unless it has 1.5 times the mean load. PrefixAware: likewise for bodies with the same first 1024 bytes, or the same X-Fleetkeeper-Prefix header. RoundRobin: each replica in turn. None: no router, only a Kubernetes Service.",
     )
     replicas: int = Field(
         2,

@@ -72,6 +72,11 @@ def address_name(service: str) -> str:
     return service
 
 
+def engines_name(service: str) -> str:
+    """Return the name of the headless Service with the addresses of all engines."""
+    return f"{service}{CHILD_INFIX}engines"
+
+
 def router_name(service: str) -> str:
     """Return the name of all objects of the router, such as its Deployment and ServiceAccount."""
     return f"{service}{CHILD_INFIX}router"

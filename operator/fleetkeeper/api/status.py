@@ -230,6 +230,10 @@ class InferenceServiceStatus(Section):
         None,
         description="URL of the OpenAI-compatible API inside the cluster. Absent while the Kubernetes Service of that name is not the service's own: the gateway sends nothing there.",
     )
+    router: Word | None = Field(
+        None,
+        description="Kind of the router: Envoy. Absent if it is still vllm-router, from an earlier release, or if there is none.",
+    )
     replicas: Count | None = Field(None, description="Number of replicas that exist.")
     ready_replicas: Count | None = Field(None, description="Number of ready replicas.")
     updated_replicas: Count | None = Field(

@@ -1,39 +1,57 @@
-"""The image of a service's router: an upgrade of the operator restarts no router."""
+"""The router of a service: an upgrade of the operator restarts none, so an earlier one is kept."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, router_name
+from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, Component, router_name
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import EngineUpdates, RoutingPolicy
 from fleetkeeper.reconcile.context import PlanContext
-from fleetkeeper.reconcile.manifests.router import desired_router_deployment
+from fleetkeeper.reconcile.manifests.router import Router, desired_router_deployment
+from fleetkeeper.reconcile.manifests.vllm_router import DEFAULTS
 from fleetkeeper.reconcile.types import Kind, Snapshot, Workload
 
 
-def with_router_image(
+def decide_router(
     context: PlanContext, service: InferenceService, snapshot: Snapshot
-) -> PlanContext:
-    """Return the context with the image of the service's running router, if it is to be kept.
+) -> Router | None:
+    """Return the router of a service: the one that runs, if it is to be kept; None if it has none.
 
     It is kept while nothing else of the pod template changes. It is not kept if the service takes
     updates by itself, if the live template is not one that the operator wrote, or during a rollout:
     a wrong image could not be corrected otherwise.
     """
     if service.spec.routing.policy is RoutingPolicy.NONE:
-        return context  # there may still be a router, of an earlier policy or by another hand
+        return None  # there may still be a router, of an earlier policy or by another hand
     live = snapshot.children.get((Kind.DEPLOYMENT, router_name(service.name)))
-    if not isinstance(live, Workload) or live.image in ("", context.router.image):
-        return context
-    if service.spec.rollout.engine_updates is EngineUpdates.AUTOMATIC or not _runs(live):
-        return context
-    router = context.router.model_copy(update={"image": live.image})
-    kept = replace(context, router=router)
-    template = desired_router_deployment(service, kept)["spec"]["template"]
-    if template["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH] != live.template_hash:
-        return context
-    return kept
+    if not isinstance(live, Workload):
+        return Router(context.router)
+    is_kept = service.spec.rollout.engine_updates is not EngineUpdates.AUTOMATIC and _runs(live)
+    written = _written_with(context, live.image) if is_kept and live.image else ()
+    router = next(
+        (one for one in written if _hash_of(context, service, one) == live.template_hash),
+        Router(context.router),
+    )
+    if not router.is_vllm_router:
+        wanted = _hash_of(context, service, router)
+        router = replace(router, watches_pods=_still_watch_pods(snapshot, live, wanted))
+    return router
+
+
+def _written_with(context: PlanContext, image: str) -> Iterator[Router]:
+    """Return the routers that an operator could have written with this image."""
+    settings = context.router.model_copy(update={"image": image})
+    yield Router(settings)
+    yield Router(settings, is_vllm_router=True, watches_pods=True)
+    before = settings.model_copy(update=DEFAULTS)
+    yield Router(before, is_vllm_router=True, watches_pods=True)
+
+
+def _hash_of(context: PlanContext, service: InferenceService, router: Router) -> str:
+    template = desired_router_deployment(service, context, router)["spec"]["template"]
+    return str(template["metadata"]["annotations"][ANNOTATION_TEMPLATE_HASH])
 
 
 def _runs(live: Workload) -> bool:
@@ -41,3 +59,15 @@ def _runs(live: Workload) -> bool:
     if live.observed_generation < live.generation:
         return True
     return live.updated_replicas == live.replicas and live.available_replicas > 0
+
+
+def _still_watch_pods(snapshot: Snapshot, live: Workload, wanted: str) -> bool:
+    """Return whether pods of an earlier release may exist: until the rollout is over, their account stays."""
+    if (Kind.SERVICE_ACCOUNT, live.name) not in snapshot.children:
+        return False
+    is_over = (
+        live.template_hash == wanted and live.observed_generation >= live.generation and _runs(live)
+    )
+    return not is_over or any(
+        pod.component == Component.ROUTER and pod.template_hash != wanted for pod in snapshot.pods
+    )

@@ -19,12 +19,13 @@ from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.last_good import LastGood, decide_last_good, must_remember
 from fleetkeeper.reconcile.manifests.address import desired_address
 from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.manifests.router import ENVOY, Router
 from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.plan import Action
 from fleetkeeper.reconcile.prefetch import decide_prefetch
 from fleetkeeper.reconcile.replicas import ReplicaDecision, decide_replicas, gpus_of, over_budget
 from fleetkeeper.reconcile.rollout import decide_rollout, decide_strategy
-from fleetkeeper.reconcile.router_choice import with_router_image
+from fleetkeeper.reconcile.router_choice import decide_router
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.suspension import decide_suspended, parse_suspended
 from fleetkeeper.reconcile.types import Kind
@@ -70,6 +71,7 @@ def decide_writes(
     gpus = gpus_of(template, inputs)
     replicas = decide_replicas(inputs, spec, gpus)
     refused = over_budget(inputs, replicas, gpus)
+    router = decide_router(inputs.context, wanted.service, inputs.snapshot)
     is_bypassed = _is_router_bypassed(inputs, wanted.service)
     assessment = replace(
         assessment,
@@ -77,6 +79,7 @@ def decide_writes(
         rollout=rollout,
         replicas=replicas,
         suspended_replicas=suspended,
+        router_kind=ENVOY if router is not None and not router.is_vllm_router else "",
         is_router_bypassed=is_bypassed,
         prefetch=prefetch,
         write_problem=refused or assessment.write_problem,
@@ -89,6 +92,7 @@ def decide_writes(
         replicas,
         template=None if is_untouched else template,
         prefetch=prefetch.job,
+        router=router,
         is_router_bypassed=is_bypassed,
     )
     again = (
@@ -132,6 +136,7 @@ def _decide_children(
     *,
     template: Manifest | None,
     prefetch: Manifest | None,
+    router: Router | None,
     is_router_bypassed: bool,
 ) -> tuple[ChildrenDecision, float | None]:
     """Decide the writes of children. Without a pod template, omit the engine Deployment."""
@@ -140,11 +145,12 @@ def _decide_children(
     desired = desired_children(
         service,
         wanted.profile,
-        with_router_image(inputs.context, service, inputs.snapshot),
+        inputs.context,
         replicas=replicas.value,
         strategy=strategy,
         template=template or wanted.template,
         prefetch=prefetch,
+        router=router,
     )
     engine_key = (Kind.DEPLOYMENT, names.engine_name(service.name))
     untouched = {(Kind.SERVICE, names.address_name(service.name))} if is_router_bypassed else set()

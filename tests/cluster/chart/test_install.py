@@ -15,9 +15,11 @@ import pytest_asyncio
 import yaml
 
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
+from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.command import Ran, run_command
+from tests.support.earlier_router import give_vllm_router
 from tests.support.helm_chart import CHART, HelmError, helm, only, rendered
 from tests.support.operator_process import OperatorProcess
 from tests.support.operator_world import MARKER_PATH, World, operator_world, service
@@ -142,7 +144,7 @@ def _forbidden(plane: ControlPlane, user: str) -> list[str]:
 async def test_the_charts_rights_are_all_that_the_operator_needs(
     world: World, release: Release
 ) -> None:
-    """A service with a router, without one, scaled, repaired and deleted: nothing is forbidden."""
+    """A service with a router, with one of an earlier release, without one, scaled, repaired and deleted: nothing is forbidden."""
     operator = await _operator(world, release).start().leads()
     await world.create(service(routing={"policy": "LeastLoaded", "replicas": 2}, replicas=1))
     await world.ready()
@@ -150,9 +152,11 @@ async def test_the_charts_rights_are_all_that_the_operator_needs(
         "Deployment",
         "NetworkPolicy",
         "PodDisruptionBudget",
-        "RoleBinding",
-        "ServiceAccount",
     }
+    await operator.stop()
+    await give_vllm_router(world, kinds=(Kind.SERVICE_ACCOUNT, Kind.DEPLOYMENT))
+    await operator.start().leads()
+    await world.until("its role", lambda: ("RoleBinding", "chat-fk-router") in world.children())
     binding = world.get("RoleBinding", "chat-fk-router")
     assert binding is not None
     assert binding["roleRef"]["name"] == f"{release.name}-router"

@@ -104,6 +104,7 @@ def children() -> Iterator[Manifest]:
     for name, case in CASES.items():
         if name not in OTHER_CHART_SETTINGS:
             yield from case.children()
+            yield from case.children(router=case.vllm_router)
             yield case.prefetch_job()
     context = default_context()
     profile = context.catalog.resolve("cuda")
@@ -113,7 +114,8 @@ def children() -> Iterator[Manifest]:
 
 def child(kind: str, *, name: str = "", component: str = "") -> Manifest:
     """A child of a usual service, free to be changed."""
-    for item in CASES["everything"].children():
+    case = CASES["everything"]
+    for item in case.children(router=case.vllm_router):
         labels = item["metadata"]["labels"]
         if item["kind"] == kind and component in {"", labels["fleetkeeper.io/component"]}:
             found = copy.deepcopy(item)
@@ -208,7 +210,7 @@ def test_every_child_that_the_operator_writes_passes(
     control_plane: ControlPlane, account: Path
 ) -> None:
     items = list(children())
-    assert len(items) > 400
+    assert len(items) > 900
     text = "\n---\n".join(json.dumps(item) for item in items)
     said = control_plane.kubectl(
         "apply", "--server-side", "--dry-run=server", "-f", "-", input=text, kubeconfig=account
@@ -218,8 +220,8 @@ def test_every_child_that_the_operator_writes_passes(
 
 PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "another image": (first(image="evil.example.com/miner:1"), "admissionPolicy.extraImages"),
-    "another command": (first(command=["sh", "-c", "id"]), "vllm-router"),
-    "arguments": (first(args=["--allow-anything"]), "vllm-router"),
+    "another command": (first(command=["sh", "-c", "id"]), "only run the router"),
+    "arguments": (first(args=["--allow-anything"]), "only run the router"),
     "a hook": (
         first(lifecycle={"postStart": {"exec": {"command": ["sh"]}}}),
         "hooks and probes",
@@ -261,7 +263,7 @@ PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
     ),
     "another account": (
         pod(serviceAccountName="admin", automountServiceAccountToken=True),
-        "only routers may have",
+        "earlier release may have",
     ),
     "an account that is not allowed": (pod(serviceAccountName="reader-2"), "engineServiceAccounts"),
     "an account that begins like none": (
@@ -270,7 +272,7 @@ PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
     ),
     "an allowed account with its token": (
         pod(serviceAccountName="reader", automountServiceAccountToken=True),
-        "only routers may have",
+        "earlier release may have",
     ),
     "a node": (pod(nodeName="node-a"), "nodeName"),
     "a type of SELinux": (secured(seLinuxOptions={"type": "spc_t"}), "SELinux"),
@@ -278,7 +280,7 @@ PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "a role of SELinux": (secured(seLinuxOptions={"role": "system_r"}), "SELinux"),
     "no AppArmor": (secured(appArmorProfile={"type": "Unconfined"}), "AppArmor"),
     "no AppArmor in the pod": (secured_pod(appArmorProfile={"type": "Unconfined"}), "AppArmor"),
-    "a working directory": (first(workingDir="/models/llama"), "vllm-router"),
+    "a working directory": (first(workingDir="/models/llama"), "only run the router"),
     "another home": (variable("HOME", "/models/x"), "variables must be"),
     "another cache": (variable("HF_HOME", "/models/x"), "variables must be"),
     "another hub": (variable("HF_ENDPOINT", "https://evil.example.com"), "variables must be"),
@@ -479,7 +481,7 @@ JOBS: dict[str, tuple[Callable[[Manifest], None], str]] = {
     "a Secret as a volume": (volume(secret={"secretName": "any"}), "volumes may only"),
     "a router's account": (
         pod(serviceAccountName="chat-fk-router", automountServiceAccountToken=True),
-        "only routers may have",
+        "earlier release may have",
     ),
 }
 
@@ -553,11 +555,11 @@ OBJECTS: dict[str, tuple[Manifest, str]] = {
         "select the pods of an InferenceService",
     ),
     "a Service of a type that is not allowed": (
-        _node_port(child("Service")),
+        _node_port(child("Service", component="router")),
         "exposedServiceTypes",
     ),
     "a Service for other pods": (
-        _selector(child("Service")),
+        _selector(child("Service", component="router")),
         "select the pods of an InferenceService",
     ),
 }

@@ -22,6 +22,7 @@ from fleetkeeper.adapters.kubernetes.resources import (
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.earlier_router import give_vllm_router
 from tests.support.operator_rights import operator_rules
 from tests.support.operator_world import MARKER_PATH, Live, World, operator_world, service
 
@@ -147,15 +148,28 @@ async def _lose_sight_of(world: World, kind: Kind, name: str) -> None:
 @pytest.mark.promise("operator-rights")
 @pytest.mark.timeout(300)
 async def test_every_right_is_enough_and_every_right_is_used(world: World) -> None:
-    """A life with a router and without, repaired, pruned, and with pods that do not start."""
+    """A life with a router, with that of an earlier release and without, repaired, pruned, and with pods that do not start."""
     node = {"nodeSelector": {"no": "such-node"}}
-    await world.operator().start().leads()
+    operator = await world.operator().start().leads()
     await world.create(service(replicas=1, routing={"policy": "LeastLoaded"}))
     await world.ready()
+    await operator.stop()
+    await give_vllm_router(world, kinds=(Kind.SERVICE_ACCOUNT, Kind.DEPLOYMENT))
+    await operator.start().leads()
+    await world.until("its role", lambda: ("RoleBinding", "chat-fk-router") in world.children())
+    before = world.children()["ServiceAccount", "chat-fk-router"]["metadata"]["uid"]
+    await world.delete(CHILDREN[Kind.SERVICE_ACCOUNT], "chat-fk-router")
+
+    def is_back() -> bool:
+        found = world.children().get(("ServiceAccount", "chat-fk-router"))
+        return found is not None and found["metadata"]["uid"] != before
+
+    await world.until("account made again", is_back)
     await world.delete(DEPLOYMENT, "chat")  # made again, once the service is seen to exist
     await world.until("back", lambda: world.get("Deployment", "chat") is not None)
     await world.ready()
-    for kind, name in list(world.children()):
+    # A router that is out of view is a new one, and takes no account.
+    for kind, name in sorted(world.children(), key=lambda child: child[0] == "Deployment"):
         await _lose_sight_of(world, Kind(kind), name)
     await world.change(routing={"policy": "None"})
     await world.until("pruned", lambda: ("Deployment", "chat-fk-router") not in world.children())

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.earlier_router import IMAGE, give_vllm_router, router_of
 from tests.support.operator_world import World, operator_world, service
 
 
@@ -61,3 +62,39 @@ async def test_a_newer_engine_profile_restarts_nothing_there_and_back(world: Wor
     )
     await world.quiet(3.0)
     assert _identities(world) == before
+
+
+async def test_a_vllm_router_stays_until_its_next_rollout_and_its_account_until_its_last_pod(
+    world: World,
+) -> None:
+    """An upgrade writes nothing to its Deployment, and a change of its template brings Envoy."""
+    operator = await world.operator().start().leads()
+    await world.create(service(routing={"policy": "LeastLoaded"}))
+    await world.ready()
+    await operator.stop()
+    await give_vllm_router(world)
+    before = router_of(world)
+
+    await operator.start().leads()
+    await world.until("its status", lambda: "router" not in (world.fis() or {})["status"])
+    await world.quiet(3.0)
+    assert router_of(world)["metadata"]["generation"] == before["metadata"]["generation"]
+    await world.change(routing={"replicas": 3})
+    await world.until("a third one", lambda: router_of(world)["spec"]["replicas"] == 3)
+    assert router_of(world)["spec"]["template"] == before["spec"]["template"]
+    await world.until("its pods", lambda: router_of(world)["status"].get("availableReplicas") == 3)
+
+    await world.change(routing={"policy": "RoundRobin"})
+    await world.until(
+        "no account",
+        lambda: not {"ServiceAccount", "RoleBinding"} & {k for k, _ in world.children()},
+    )
+    left = [
+        pod["metadata"]["name"]
+        for (kind, _), pod in world.objects.items()
+        if kind == "Pod" and pod["spec"]["containers"][0]["image"] == IMAGE
+    ]
+    assert left == [], "the account went before its pods"
+    await world.ready()
+    assert (world.fis() or {})["status"]["router"] == "Envoy"
+    await world.quiet(3.0)

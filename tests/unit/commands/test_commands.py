@@ -109,9 +109,8 @@ def test_render_prints_every_child_in_order_and_names_no_owner_without_a_uid(run
         ("PodDisruptionBudget", "chat-fk-engine"),
         ("Deployment", "chat"),
         ("NetworkPolicy", "chat-fk-router"),
-        ("ServiceAccount", "chat-fk-router"),
-        ("RoleBinding", "chat-fk-router"),
         ("Deployment", "chat-fk-router"),
+        ("Service", "chat-fk-engines"),
         ("PodDisruptionBudget", "chat-fk-router"),
         ("Service", "chat"),
     ]

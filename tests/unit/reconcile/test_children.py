@@ -8,7 +8,7 @@ import pytest
 
 from fleetkeeper.reconcile.plan import Apply, Delete
 from fleetkeeper.reconcile.types import Child, Kind, WriteFailure, WriteProblem
-from tests.support.plan_cluster import settle
+from tests.support.plan_cluster import settle, settled_with_vllm_router
 from tests.support.plan_world import (
     World,
     act,
@@ -33,7 +33,7 @@ def applies(world: World) -> list[Apply]:
 def test_a_new_service_creates_every_child_without_force() -> None:
     """Absent children are read by name first and never overwrite anything."""
     plan = plan_of(new_world())
-    assert len(plan.actions) == 10
+    assert len(plan.actions) == 9
     assert all(
         isinstance(item, Apply) and item.create_only and not item.force for item in plan.actions
     )
@@ -140,9 +140,10 @@ def test_a_child_of_a_former_service_of_the_same_name_is_waited_for() -> None:
 
 def test_what_a_changed_mode_no_longer_needs_is_removed() -> None:
     """Without routing the router goes: by uid and resourceVersion, and only what is ours."""
-    world = with_spec(RESTING, routing={"policy": "None"})
+    resting = settled_with_vllm_router()
+    world = with_spec(resting, routing={"policy": "None"})
     foreign = replace(
-        RESTING.children[Kind.SERVICE_ACCOUNT, "chat-fk-router"], controller_uid="somebody"
+        resting.children[Kind.SERVICE_ACCOUNT, "chat-fk-router"], controller_uid="somebody"
     )
     world = replace(
         world, children={**world.children, (Kind.SERVICE_ACCOUNT, "chat-fk-router"): foreign}
@@ -153,9 +154,10 @@ def test_what_a_changed_mode_no_longer_needs_is_removed() -> None:
         (Kind.NETWORK_POLICY, "chat-fk-router"),
         (Kind.POD_DISRUPTION_BUDGET, "chat-fk-router"),
         (Kind.ROLE_BINDING, "chat-fk-router"),
+        (Kind.SERVICE, "chat-fk-engines"),
     }
     for item in removed:
-        child = RESTING.children[Kind(item.kind), item.name]
+        child = resting.children[Kind(item.kind), item.name]
         assert (item.uid, item.resource_version) == (child.uid, child.resource_version)
 
 
@@ -202,7 +204,7 @@ def test_a_refused_write_waits_half_a_minute_or_for_the_spec() -> None:
 def test_pods_come_after_what_they_need_and_do_not_wait_for_an_address() -> None:
     """Kubernetes allots cluster addresses one after another; the executor first checks that the name is free."""
     kinds = [item.kind for item in applies(new_world())]
-    assert kinds[-3:] == [Kind.DEPLOYMENT, Kind.DEPLOYMENT, Kind.SERVICE]
+    assert kinds[-4:] == [Kind.DEPLOYMENT, Kind.DEPLOYMENT, Kind.SERVICE, Kind.SERVICE]
 
 
 def test_a_router_is_ready_before_the_address_leads_to_it() -> None:
@@ -227,7 +229,7 @@ def test_a_router_is_ready_before_the_address_leads_to_it() -> None:
 def test_a_role_binding_that_cannot_change_is_recreated() -> None:
     """The role that it names is immutable: the API server finds the change invalid."""
     key = (Kind.ROLE_BINDING, "chat-fk-router")
-    world = edited(RESTING, key, digest="another role")
+    world = edited(settled_with_vllm_router(), key, digest="another role")
     (write,) = applies(world)
     refusal = WriteFailure(
         *key, WriteProblem.INVALID, "immutable", world.now, world.now, write.digest

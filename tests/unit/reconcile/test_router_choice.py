@@ -1,4 +1,4 @@
-"""A router keeps the image with which it runs until it is rolled out for another reason."""
+"""A router stays as it runs, image and kind, until it is rolled out for another reason."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from fleetkeeper.reconcile.plan import Apply
-from fleetkeeper.reconcile.types import Kind, Workload
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import World, edited, new_world, plan_of, with_spec
+from fleetkeeper.reconcile.types import Kind, Pod, Workload
+from tests.support.plan_cluster import (
+    VLLM_ROUTER_IMAGE,
+    settle,
+    settled_with_vllm_router,
+    step,
+)
+from tests.support.plan_world import World, act, edited, new_world, plan_of, with_spec
 
 ROUTER = (Kind.DEPLOYMENT, "chat-fk-router")
 RESTING = settle(new_world())
@@ -88,3 +93,88 @@ def test_a_router_with_an_older_image_goes_when_the_service_wants_none() -> None
     world = settle(with_spec(upgraded(RESTING), routing={"policy": "None"}))
     assert ROUTER not in world.children
     assert plan_of(world).is_empty
+
+
+ACCOUNT = (Kind.SERVICE_ACCOUNT, "chat-fk-router")
+BINDING = (Kind.ROLE_BINDING, "chat-fk-router")
+POLICY = (Kind.NETWORK_POLICY, "chat-fk-router")
+
+
+def has_account(world: World) -> bool:
+    """Whether its pods have what they need to watch pods."""
+    rules = world.manifests[POLICY]["spec"]["egress"]
+    reaches = any(port["port"] == 6443 for rule in rules for port in rule["ports"])
+    assert (ACCOUNT in world.children) == (BINDING in world.children) == reaches
+    return reaches
+
+
+def test_an_upgrade_replaces_no_vllm_router() -> None:
+    """It has other arguments, other memory and an account, and it is written again by nobody."""
+    before = settled_with_vllm_router()
+    assert plan_of(before).is_empty
+    world = settle(before)
+    assert image_in_force(world) == VLLM_ROUTER_IMAGE
+    assert world.pods == before.pods
+    assert has_account(world)
+    assert "router" not in world.status
+
+
+def test_settings_of_an_earlier_release_keep_its_routers_too() -> None:
+    """Resources that an administrator chose for vllm-router are still those of the chart."""
+    before = settled_with_vllm_router()
+    router = before.context.router.model_copy(update={"memory": "1Gi", "cpu": "250m"})
+    assert plan_of(replace(before, context=replace(before.context, router=router))).is_empty
+
+
+def test_a_kept_vllm_router_can_be_scaled() -> None:
+    world = settle(with_spec(settled_with_vllm_router(), routing={"replicas": 3}))
+    assert image_in_force(world) == VLLM_ROUTER_IMAGE
+    assert sum(pod.component == "router" for pod in world.pods) == 3
+    assert has_account(world)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"routing": {"policy": "SessionAffinity"}}, {"rollout": {"engineUpdates": "Automatic"}}],
+    ids=str,
+)
+def test_the_next_rollout_brings_envoy_and_takes_the_account_last(change: dict[str, Any]) -> None:
+    """The old pods watch pods until they have ended."""
+    world = with_spec(settled_with_vllm_router(), **change)
+    world = act(world, plan_of(world))
+    assert image_in_force(world) == OLD_IMAGE
+    assert has_account(world), "its pods still run"
+    while any(pod.template_hash != live_hash(world) for pod in routers(world)):
+        assert has_account(act(world, plan_of(world)))
+        world = step(world, 1.0)
+    world = settle(world)
+    assert not has_account(world)
+    assert world.status["router"] == "Envoy"
+    assert plan_of(world).is_empty
+
+
+def test_a_rollout_that_goes_no_further_keeps_the_account() -> None:
+    """Its old pods serve on, and one that is evicted needs it to start again."""
+    world = with_spec(settled_with_vllm_router(), routing={"policy": "RoundRobin"})
+    world = step(act(world, plan_of(world)), 1.0)
+    world = edited(world, ROUTER, replicas=3, updated_replicas=1, available_replicas=2)
+    old = [pod for pod in routers(world) if pod.template_hash != live_hash(world)]
+    gone = replace(world, pods=tuple(pod for pod in world.pods if pod not in old))
+    assert has_account(act(gone, plan_of(gone)))
+
+
+def test_a_new_service_says_which_router_it_has() -> None:
+    assert RESTING.status["router"] == "Envoy"
+    assert "router" not in settle(new_world(routing={"policy": "None"})).status
+
+
+def routers(world: World) -> list[Pod]:
+    """The pods of the router."""
+    return [pod for pod in world.pods if pod.component == "router"]
+
+
+def live_hash(world: World) -> str:
+    """The hash of the router's live template."""
+    live = world.children[ROUTER]
+    assert isinstance(live, Workload)
+    return live.template_hash

@@ -237,13 +237,13 @@ Service.TestCase.settings = settings(
 TestService = pytest.mark.timeout(600)(Service.TestCase)
 
 
-@pytest.mark.parametrize(("policy", "children"), [("None", 5), ("LeastLoaded", 10)])
+@pytest.mark.parametrize(("policy", "children"), [("None", 5), ("LeastLoaded", 9)])
 def test_creation_writes_each_child_once_and_the_status_once(policy: str, children: int) -> None:
-    """Pods that are ready within seconds: at most eleven writes, and none a minute later."""
+    """Pods that are ready within seconds: at most ten writes, and none a minute later."""
     world = settle(new_world(routing={"policy": policy}))
     assert world.status_writes == 1
     assert len(world.writes) - world.status_writes == len(world.children) == children
-    assert len(world.writes) <= 11
+    assert len(world.writes) <= 10
 
 
 def test_a_crash_of_the_operator_after_any_write_leads_to_the_same_end() -> None:

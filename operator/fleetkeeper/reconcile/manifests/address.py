@@ -1,12 +1,12 @@
-"""The Kubernetes Service that clients call."""
+"""The Kubernetes Service that clients call, and the one by which routers find the engines."""
 
 from __future__ import annotations
 
-from fleetkeeper.api.names import Component, address_name, selector
+from fleetkeeper.api.names import Component, address_name, engines_name, selector
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import RoutingPolicy
 from fleetkeeper.common.values import Manifest
-from fleetkeeper.reconcile.manifests.common import HTTP_PORT_NAME, desired_metadata
+from fleetkeeper.reconcile.manifests.common import HTTP_PORT_NAME, SERVING_PORT, desired_metadata
 
 
 def desired_address(service: InferenceService) -> Manifest:
@@ -36,3 +36,28 @@ def desired_address(service: InferenceService) -> Manifest:
     if section.load_balancer_class is not None:
         spec["loadBalancerClass"] = section.load_balancer_class
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def desired_engines_address(service: InferenceService) -> Manifest:
+    """Return the headless Service whose name has the addresses of all engines, ready or not.
+
+    A router asks each of them whether it is ready: it knows that sooner than the DNS could.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": desired_metadata(service, engines_name(service.name), Component.ENGINE),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": selector(service.name, Component.ENGINE),
+            "ports": [
+                {
+                    "name": HTTP_PORT_NAME,
+                    "port": SERVING_PORT,
+                    "protocol": "TCP",
+                    "targetPort": HTTP_PORT_NAME,
+                }
+            ],
+        },
+    }

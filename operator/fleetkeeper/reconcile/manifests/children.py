@@ -7,7 +7,7 @@ from fleetkeeper.api.profile import EngineProfile
 from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
-from fleetkeeper.reconcile.manifests.address import desired_address
+from fleetkeeper.reconcile.manifests.address import desired_address, desired_engines_address
 from fleetkeeper.reconcile.manifests.control_config import desired_control_config
 from fleetkeeper.reconcile.manifests.disruption import (
     desired_disruption_budget,
@@ -20,12 +20,12 @@ from fleetkeeper.reconcile.manifests.network import (
     desired_prefetch_policy,
     desired_router_policy,
 )
-from fleetkeeper.reconcile.manifests.router import (
+from fleetkeeper.reconcile.manifests.router import Router, desired_router_deployment
+from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
+from fleetkeeper.reconcile.manifests.vllm_router import (
     desired_router_account,
     desired_router_binding,
-    desired_router_deployment,
 )
-from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 
 
 def desired_children(
@@ -38,13 +38,14 @@ def desired_children(
     strategy: RolloutStrategy = RolloutStrategy.SURGE,
     template: Manifest | None = None,
     prefetch: Manifest | None = None,
+    router: Router | None = None,
 ) -> tuple[Manifest, ...]:
     """Return every child that the service must have. Any other child is to be pruned.
 
     `profile` is the engine profile in use (`status.engine`), `replicas` the number of engine pods,
     `tuning` the values that a remedy lowered, and `strategy` Surge or Replace (Auto means Surge).
     `template` is the pod template of the engines, by default the spec's, and `prefetch` the Job that
-    downloads their model, if one is needed. Keys and policies come before the pods that need them.
+    downloads their model, if one is needed. `router` is by default that of a new service. Keys and policies come before the pods that need them.
 
     Raises:
         EngineOptionRefused: the spec holds options or variables that the profile does not allow.
@@ -61,11 +62,16 @@ def desired_children(
         ),
     ]
     if service.spec.routing.policy is not RoutingPolicy.NONE:
+        router = router or Router(context.router)
+        children.append(desired_router_policy(service, context, watches_pods=router.watches_pods))
+        if router.watches_pods:
+            children += [
+                desired_router_account(service),
+                desired_router_binding(service, context.router),
+            ]
         children += [
-            desired_router_policy(service, context),
-            desired_router_account(service),
-            desired_router_binding(service, context),
-            desired_router_deployment(service, context),
+            desired_router_deployment(service, context, router),
+            desired_engines_address(service),
         ]
         if service.spec.routing.replicas > 1:
             children.append(desired_router_disruption_budget(service))

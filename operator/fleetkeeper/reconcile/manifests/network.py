@@ -1,8 +1,8 @@
 """NetworkPolicies: one for the engines, one for the router, one for the download of a new model.
 
 vLLM's own port has unauthenticated routes (weights, pausing), and torch listens on every address.
-Therefore only the router can reach an engine, and only the operator and Prometheus its control
-port. A rule without peers would allow everyone, so such a rule is omitted, never written empty.
+Therefore only the router can reach an engine, and only the router, the operator and Prometheus its
+control port. A rule without peers would allow everyone, so such a rule is omitted, never written empty.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ def desired_engine_policy(
 ) -> Manifest:
     """Return the NetworkPolicy of the engines.
 
-    Ingress: requests from the router (without a router: from the clients in `networkPolicy`), limits
-    requests from the operator, scrapes, and reads of usage if there is a gateway. Egress: DNS, the peers that the profile allows, the
+    Ingress: requests and questions whether it is ready from the router (without a router: requests from
+    the clients in `networkPolicy`), limits requests from the operator, scrapes, and reads of usage if there
+    is a gateway. Egress: DNS, the peers that the profile allows, the
     profile's collector of traces, the model hub if there is an hf:// source, and object storage if
     there is an s3:// source.
     """
-    clients = (
-        _clients(service, context)
-        if service.spec.routing.policy is RoutingPolicy.NONE
-        else [_own_pods(service, Component.ROUTER)]
-    )
+    is_routed = service.spec.routing.policy is not RoutingPolicy.NONE
+    clients = [_own_pods(service, Component.ROUTER)] if is_routed else _clients(service, context)
     steering = _peers((*context.operator_peers, *context.prometheus_peers))
+    if is_routed:
+        steering.append(_own_pods(service, Component.ROUTER))
     if context.grant_keys:
         steering.append(_of_gateway(USAGE_POD_LABELS, context))
     return _policy(
@@ -110,13 +110,25 @@ def _engine_egress(
     return [] if profile.simulated and not egress else [_rule(context.dns_rule), *egress]
 
 
-def desired_router_policy(service: InferenceService, context: PlanContext) -> Manifest:
+def desired_router_policy(
+    service: InferenceService, context: PlanContext, *, watches_pods: bool = False
+) -> Manifest:
     """Return the NetworkPolicy of the router.
 
     Ingress: requests from the clients in `networkPolicy`, and scrapes. Egress: DNS, this service's
-    engines, and the API server, where the router discovers the pods.
+    engines, and for routers that watch pods the API server.
     """
-    api_server = context.api_server_rule or NetworkRule(peers=(), tcp_ports=(443, 6443))
+    egress = [
+        _rule(context.dns_rule),
+        {
+            "to": [_own_pods(service, Component.ENGINE)],
+            "ports": _ports((SERVING_PORT, CONTROL_PORT)),
+        },
+    ]
+    if watches_pods:
+        egress.append(
+            _rule(context.api_server_rule or NetworkRule(peers=(), tcp_ports=(443, 6443)))
+        )
     return _policy(
         service,
         router_policy_name(service.name),
@@ -125,11 +137,7 @@ def desired_router_policy(service: InferenceService, context: PlanContext) -> Ma
             _from(_clients(service, context), ROUTER_PORT),
             _from(_peers(context.prometheus_peers), ROUTER_METRICS_PORT),
         ],
-        egress=[
-            _rule(context.dns_rule),
-            {"to": [_own_pods(service, Component.ENGINE)], "ports": _ports((SERVING_PORT,))},
-            _rule(api_server),
-        ],
+        egress=egress,
     )
 
 

@@ -69,18 +69,20 @@ def status_counts(assessment: Assessment) -> Status:
 
 
 def status_identity(assessment: Assessment) -> Status:
-    """Return the address, and the selector for the scale subresource.
+    """Return the address, the kind of the router, and the selector for the scale subresource.
 
     The gateway sends requests to a service with an address alone, so there is none while the Kubernetes
     Service belongs to somebody else. Without a readable spec, or while there is no such Service, the
     previous address is kept.
     """
     service, previous = assessment.service, assessment.previous
-    status = {"url": previous.get("url"), "selector": previous.get("selector")}
+    status = {key: previous.get(key) for key in ("url", "selector", "router")}
     if service is not None:
         status["selector"] = names.selector_text(service.name)
         if assessment.owns_address:
             status["url"] = names.service_url(service.name, service.namespace)
+    if assessment.router_kind is not None:
+        status["router"] = assessment.router_kind or None
     if assessment.owns_address is False:
         status["url"] = None
     return status

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.exhaustive
 
 CONTAINERFILES = {
     "operator": "operator/Containerfile",
-    "router": "engine_image/Containerfile.router",
+    "router": "router/Containerfile",
     "engine": "engine_image/Containerfile.cpu",
     "gateway": "gateway/Containerfile",
 }

@@ -7,7 +7,7 @@ import pytest
 from tests.support.golden_files import FOLDER, golden_text, pinned_hashes, template_hashes
 from tests.support.golden_services import CASES
 
-REGENERATE = ".venv/bin/python tests/support/golden_files.py"
+REGENERATE = ".venv/bin/python -m tests.support.golden_files"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -21,6 +21,7 @@ from fleetkeeper.reconcile.context import (
 )
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.manifests.router import Router
 from tests.support.network_policies import Endpoint, World
 from tests.support.random_specs import random_services, service_manifest
 
@@ -76,14 +77,17 @@ def _service(**sections: Any) -> InferenceService:
     )
 
 
-def _world(service: InferenceService, context: PlanContext | None = None) -> World:
+def _world(
+    service: InferenceService, context: PlanContext | None = None, *, watches_pods: bool = False
+) -> World:
     context = context or default_context()
+    router = Router(context.router, is_vllm_router=watches_pods, watches_pods=watches_pods)
     profile = context.catalog.resolve("cuda")
     return World(
         namespaces=NAMESPACES,
         policies=tuple(
             child
-            for child in desired_children(service, profile, context, replicas=1)
+            for child in desired_children(service, profile, context, replicas=1, router=router)
             if child["kind"] == "NetworkPolicy"
         ),
     )
@@ -104,7 +108,8 @@ DEFAULT_MATRIX = [
     (OPERATOR, ENGINE, 9090, True),
     (PROMETHEUS, ENGINE, 9090, True),
     (BESIDE_OPERATOR, ENGINE, 9090, False),
-    (ROUTER, ENGINE, 9090, False),
+    (ROUTER, ENGINE, 9090, True),
+    (OTHER_ROUTER, ENGINE, 9090, False),
     (NEIGHBOUR, ENGINE, 9090, False),
     (OUTSIDE, ENGINE, 9090, False),
     (ENGINE_2, ENGINE, 29500, False),
@@ -130,8 +135,8 @@ DEFAULT_MATRIX = [
     # out of the router
     (ROUTER, ENGINE, 8000, True),
     (ROUTER, OTHER_ENGINE, 8000, False),
-    (ROUTER, API_SERVER, 443, True),
-    (ROUTER, API_SERVER, 6443, True),
+    (ROUTER, API_SERVER, 443, False),
+    (ROUTER, API_SERVER, 6443, False),
     (ROUTER, METADATA, 80, False),
     (ROUTER, NEIGHBOUR, 80, False),
     (ROUTER, DNS, 53, True),
@@ -393,7 +398,7 @@ def test_settings_narrow_names_and_api_server() -> None:
         dns_rule=NetworkRule(peers=(dns_pods,), tcp_ports=(53,), udp_ports=(53,)),
         api_server_rule=NetworkRule(peers=(NetworkPeer(cidr="192.168.7.7/32"),), tcp_ports=(6443,)),
     )
-    world = _world(_service(), context)
+    world = _world(_service(), context, watches_pods=True)
     assert world.lets_through(ENGINE, DNS, 53, "UDP")
     assert not world.lets_through(ENGINE, INTERNET, 53, "UDP")
     assert world.lets_through(ROUTER, API_SERVER, 6443)

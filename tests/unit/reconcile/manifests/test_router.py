@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 
 from fleetkeeper.api.names import Component, selector
 from fleetkeeper.api.parse import parse_service
-from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.types import RoutingPolicy
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext, RouterSettings, default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
+from fleetkeeper.reconcile.manifests.router import Router
+from fleetkeeper_router.settings import Settings
 from tests.support.random_specs import service_manifest
 
 ROUTER_CHILDREN = {
     "Deployment",
     "NetworkPolicy",
     "PodDisruptionBudget",
-    "RoleBinding",
-    "ServiceAccount",
 }
 
 
-def _children(context: PlanContext | None = None, **sections: Any) -> dict[str, Manifest]:
+def _children(
+    context: PlanContext | None = None, router: Router | None = None, **sections: Any
+) -> dict[str, Manifest]:
     context = context or default_context()
     spec = {"model": {"source": "pvc://models/llama"}, **sections}
     service = parse_service(service_manifest(spec))
     profile = context.catalog.resolve("cuda")
-    built = desired_children(service, profile, context, replicas=1)
+    built = desired_children(service, profile, context, replicas=1, router=router)
     return {f"{child['kind']}/{child['metadata']['name']}": child for child in built}
 
 
@@ -39,38 +41,39 @@ def _router(**sections: Any) -> Manifest:
     return template
 
 
-def _arguments(**sections: Any) -> list[str]:
+def _container(**sections: Any) -> Manifest:
     (container,) = _router(**sections)["spec"]["containers"]
-    assert container["command"] == ["vllm-router"]
-    return list(container["args"])
+    return cast("Manifest", container)
 
 
-@pytest.mark.parametrize(
-    ("policy", "flag"),
-    [
-        ("LeastLoaded", "power_of_two"),
-        ("SessionAffinity", "consistent_hash"),
-        ("PrefixAware", "cache_aware"),
-        ("RoundRobin", "round_robin"),
-    ],
-)
-def test_each_policy_is_one_of_the_routers(policy: str, flag: str) -> None:
-    """In the router's own words."""
-    assert f"--policy={flag}" in _arguments(routing={"policy": policy})
-
-
-def test_a_router_that_remembers_prompts_has_a_bound_that_fits_its_memory() -> None:
-    """9 bytes per token of each replica, measured; at the router's own bound four replicas take 1.2 GiB."""
-    bound = dict(
-        item.removeprefix("--").split("=", 1)
-        for item in _arguments(routing={"policy": "PrefixAware"})
-        if "=" in item
+def _settings(**sections: Any) -> Settings:
+    """The settings as the image reads them: a variable that it does not know is an error there."""
+    return Settings.of_environment(
+        {one["name"]: one["value"] for one in _container(**sections)["env"]}
     )
-    replicas, bytes_a_token = 16, 9
-    remembered = int(bound["max-tree-size"]) * replicas * bytes_a_token
-    assert remembered < parse_quantity(default_context().router.memory) / 2
-    assert int(bound["eviction-interval-secs"]) <= 10
-    assert not any("tree" in item for item in _arguments())
+
+
+@pytest.mark.parametrize("policy", [one for one in RoutingPolicy if one is not RoutingPolicy.NONE])
+def test_the_image_knows_each_policy(policy: RoutingPolicy) -> None:
+    assert _settings(routing={"policy": str(policy)}).policy == str(policy)
+
+
+def test_the_image_knows_what_the_pod_has() -> None:
+    """Its own engines by the name of their Service, its memory, and the times of the spec."""
+    resources = {"memory": "1Gi"}
+    settings = _settings(routing={"resources": resources}, rollout={"drainSeconds": 77})
+    assert settings.engines == "chat-fk-engines"
+    assert (settings.engine_port, settings.health_port) == (8000, 9090)
+    assert settings.memory_bytes == 2**30
+    assert (settings.drain_seconds, settings.request_timeout_seconds) == (77, 3600)
+
+
+def test_the_name_of_the_engines_has_those_that_are_not_ready_too() -> None:
+    """The router asks them itself, so it knows a replica as soon as it is ready."""
+    service = _children()["Service/chat-fk-engines"]["spec"]
+    assert service["clusterIP"] == "None"
+    assert service["publishNotReadyAddresses"] is True
+    assert service["selector"] == selector("chat", Component.ENGINE)
 
 
 def test_two_routers_prefer_different_nodes_and_never_wait_for_one() -> None:
@@ -108,31 +111,10 @@ def test_the_routers_placement_is_not_the_engines() -> None:
     assert "priorityClassName" not in engine
 
 
-def test_the_router_finds_this_services_engines_alone() -> None:
-    """By namespace, by both labels, at the engines' port."""
-    arguments = _arguments()
-    at = arguments.index("--selector")
-    wanted = [f"{key}={text}" for key, text in selector("chat", Component.ENGINE).items()]
-    assert arguments[at + 1 : at + 3] == wanted
-    assert arguments[at + 3].startswith("--")
-    assert "--service-discovery-namespace=team-a" in arguments
-    assert "--service-discovery-port=8000" in arguments
-
-
-def test_nothing_waits_unmeasured_in_the_router() -> None:
-    """No queue, few tries; the circuit opens one failure before the tries end."""
-    numbers = {name: text for name, _, text in (one.partition("=") for one in _arguments()) if text}
-    assert numbers["--queue-size"] == "0"
-    tries, opens_at = numbers["--retry-max-retries"], numbers["--cb-failure-threshold"]
-    assert int(opens_at) < int(tries)
-    waits_ms = int(tries) * int(numbers["--retry-max-backoff-ms"])
-    assert waits_ms <= 500
-
-
 def test_a_service_without_a_router_has_none_of_its_children() -> None:
     """They are pruned when the policy changes; the address then points at the engines."""
     children = _children(routing={"policy": "None"})
-    assert not [name for name in children if name.endswith("-fk-router")]
+    assert not [name for name in children if name.endswith(("-fk-router", "-fk-engines"))]
     assert children["Service/chat"]["spec"]["selector"] == selector("chat", Component.ENGINE)
     with_router = _children()
     assert {name.split("/")[0] for name in with_router if name.endswith("-fk-router")} == (
@@ -154,13 +136,15 @@ def test_the_address_port_leads_to_a_port_that_the_pods_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ClusterRole", "Role"])
-def test_the_binding_names_the_fixed_role_and_the_routers_own_account(
+def test_a_router_of_an_earlier_release_has_an_account_and_the_fixed_role(
     kind: Literal["ClusterRole", "Role"],
 ) -> None:
     """In namespaced mode the chart makes a Role of that name in each namespace."""
-    context = default_context()
-    context = replace(context, router=RouterSettings(role_kind=kind))
-    binding = _children(context)["RoleBinding/chat-fk-router"]
+    settings = RouterSettings(role_kind=kind)
+    context = replace(default_context(), router=settings)
+    router = Router(settings, is_vllm_router=True, watches_pods=True)
+    children = _children(context, router)
+    binding = children["RoleBinding/chat-fk-router"]
     assert binding["roleRef"] == {
         "apiGroup": "rbac.authorization.k8s.io",
         "kind": kind,
@@ -169,20 +153,27 @@ def test_the_binding_names_the_fixed_role_and_the_routers_own_account(
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": "chat-fk-router", "namespace": "team-a"}
     ]
-    assert _router()["spec"]["serviceAccountName"] == "chat-fk-router"
+    pod = children["Deployment/chat-fk-router"]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "chat-fk-router"
+    assert pod["automountServiceAccountToken"] is True
+    assert children["ServiceAccount/chat-fk-router"]["automountServiceAccountToken"] is False
 
 
-def test_only_router_pods_hold_a_token() -> None:
-    """The account gives none by itself."""
-    assert _children()["ServiceAccount/chat-fk-router"]["automountServiceAccountToken"] is False
-    assert _router()["spec"]["automountServiceAccountToken"] is True
+def test_a_router_has_no_account_no_token_and_no_volume() -> None:
+    pod = _router()["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in pod
+    assert "volumes" not in pod
 
 
 def test_a_router_that_ends_is_unready_before_its_connections_end() -> None:
     """Service rules need seconds to follow; then running requests may end."""
     spec = _router(rollout={"drainSeconds": 60})["spec"]
-    notice_s = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert spec["terminationGracePeriodSeconds"] >= 60 + notice_s
+    (container,) = spec["containers"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == [*container["command"], "drain"]
+    settings = _settings(rollout={"drainSeconds": 60})
+    assert settings.notice_seconds >= 5
+    assert spec["terminationGracePeriodSeconds"] > settings.notice_seconds + settings.drain_seconds
 
 
 def test_evictions_take_what_the_spec_allows_and_always_what_is_broken() -> None:
@@ -212,7 +203,7 @@ def test_keys_and_policies_come_before_pods_and_the_address_last() -> None:
     deployments = [index for index, kind in enumerate(order) if kind == "Deployment"]
     assert policies[0] < deployments[0]
     assert policies[1] < deployments[1]
-    assert order[-1] == "Service"
+    assert list(_children())[-1] == "Service/chat"
 
 
 def test_pull_secrets_of_the_installation_come_first_and_once() -> None:

@@ -289,10 +289,10 @@ def test_no_empty_value_bears_a_meaning(built: Built) -> None:
 
 
 def test_a_service_is_made_with_one_write_a_child(built: Built) -> None:
-    """Nine children with a router, five without, and one status; routers that are many have a budget."""
+    """Eight children with a router, five without, and one status; routers that are many have a budget."""
     for service, children in built:
         routing = service.spec.routing
-        of_router = 0 if routing.policy == "None" else 4 + (routing.replicas > 1)
+        of_router = 0 if routing.policy == "None" else 3 + (routing.replicas > 1)
         assert len(children) == 5 + of_router
         keys = {(child["kind"], child["metadata"]["name"]) for child in children}
         assert len(keys) == len(children)
