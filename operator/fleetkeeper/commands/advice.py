@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from fleetkeeper.api.int_or_percent import is_zero
 from fleetkeeper.api.options import version_of
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.schema.object_storage_rules import is_object_source
 from fleetkeeper.api.types import (
     AccessMode,
     InferenceServiceSpec,
     NetworkPreset,
+    Routing,
     RoutingPolicy,
     ScalingMode,
     ServiceType,
@@ -25,6 +28,7 @@ from fleetkeeper.reconcile.manifests.model_volumes import downloads
 ENCODINGS_HOST = "openaipublic.blob.core.windows.net"
 ENCODINGS_INCLUDED_SINCE = (0, 31)
 """The first version of vLLM whose library for gpt-oss (oss-harmony) contains the encoding."""
+LEAST_ROUTER_BYTES: Final = 128 * 1024**2
 
 
 def advice_of(service: InferenceService, needs: Needs, context: PlanContext) -> list[str]:
@@ -48,9 +52,21 @@ def advice_of(service: InferenceService, needs: Needs, context: PlanContext) -> 
             "scaling.minReplicas is 1: the service is unavailable while its only replica restarts"
         )
     advice += _network_advice(spec)
-    if spec.routing.policy is not RoutingPolicy.NONE and spec.routing.replicas == 1:
+    if spec.routing.policy is not RoutingPolicy.NONE:
+        advice += _router_advice(spec.routing)
+    return advice
+
+
+def _router_advice(routing: Routing) -> list[str]:
+    advice = []
+    if routing.replicas == 1:
         advice.append(
             "routing.replicas is 1: the service is unavailable while its only router pod is replaced"
+        )
+    memory = routing.resources.memory
+    if memory is not None and parse_quantity(memory) < LEAST_ROUTER_BYTES:
+        advice.append(
+            f"routing.resources.memory is {memory}: a router without requests takes 70 MiB, and refuses requests near its limit; use at least 128Mi"
         )
     return advice
 

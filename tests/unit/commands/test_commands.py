@@ -289,6 +289,7 @@ def test_check_does_the_memory_arithmetic_of_a_cpu_service(run: Run) -> None:
         ("  disruption: {maxUnavailable: 0%}\n", "disruption.maxUnavailable is 0"),
         ("  access: Gateway\n", "access is Gateway"),
         ("  routing: {replicas: 1}\n", "routing.replicas is 1"),
+        ("  routing: {resources: {memory: 64Mi}}\n", "routing.resources.memory is 64Mi"),
         ("  replicas: 3\n", "replicas is 3"),
         ("  replicas: 0\n", "0 (stopped)"),
         ("  suspend: true\n", "suspend is true"),
