@@ -134,6 +134,8 @@ def _requests(settings: Settings) -> Config:
                             "match": {"prefix": "/"},
                             "route": _route(settings),
                             "request_body_buffer_limit": _KEPT_BYTES,
+                            # By this header an engine forbids another try. It is none of the client's.
+                            "response_headers_to_remove": ["x-envoy-ratelimited"],
                         }
                     ],
                 }

@@ -13,7 +13,7 @@ from aiohttp import web
 from fleetkeeper_gateway.upstream.not_sent import is_refusal
 from fleetkeeper_router.settings import Policy
 from tests.router.test_bytes import port_of
-from tests.support.router_world import Router, RouterWorld, post, until
+from tests.support.router_world import FULL, Router, RouterWorld, post, until
 
 
 async def refused(
@@ -152,6 +152,25 @@ async def test_a_router_without_memory_refuses(
     assert router.process is not None
     assert router.process.returncode is None
     assert {len(one.body) for one in engine.received} == {2}
+
+
+async def test_what_a_tier_sheds_is_not_sent_again(
+    world: RouterWorld, session: aiohttp.ClientSession
+) -> None:
+    """The share that all replicas admit is decided once for a request, not at each of them."""
+
+    def shed(_request: web.Request) -> web.StreamResponse:
+        headers = {"Retry-After": "1", "X-Envoy-RateLimited": "true"}
+        return web.json_response(FULL, status=429, headers=headers)
+
+    engines = await world.add(2, reply=shed)
+    router = await world.router()
+    for _ in range(10):
+        async with session.post(f"{router.url}/v1/completions", data=b"{}") as response:
+            assert response.status == 429
+            assert response.headers["Retry-After"] == "1"
+            assert "X-Envoy-RateLimited" not in response.headers, "a matter of ours"
+    assert sum(len(engine.received) for engine in engines) == 10
 
 
 async def test_a_full_service_says_so_in_the_engines_words(

@@ -308,6 +308,27 @@ async def test_who_reads_the_last_answer_to_its_end_finds_it_counted(
     assert counted == [(1, 1), (2, 2), (3, 3)]
 
 
+async def test_a_router_sends_again_what_found_a_full_queue_and_nothing_that_a_tier_sheds(
+    make: Any, vllm: StandInVllm, region: Region
+) -> None:
+    """Four tries of a request of which a quarter is admitted would admit two of three."""
+    app = make(standard_queue_limit=1)
+    vllm.go.clear()
+    calls = [Call(app) for _ in range(8)]
+    await until(lambda: any(call.task.done() for call in calls))
+    (refused,) = (call for call in calls if call.task.done())
+    status, found, body = await refused.answer()
+    assert (status, body["error"]["code"]) == (429, "queue_full")
+    assert "x-envoy-ratelimited" not in found
+    vllm.go.set()
+    assert {(await call.answer())[0] for call in calls if call is not refused} == {200}
+
+    region.write_supervisor(SupervisorBlock(closed=(False, True, False)))
+    status, found, body = await Call(app).answer()
+    assert (status, body["error"]["code"]) == (429, "tier_closed")
+    assert found["x-envoy-ratelimited"] == "true"
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_at_the_end_of_a_drain_answers_end_whole(
     make: Any, vllm: StandInVllm, region: Region, streaming: bool

@@ -39,6 +39,7 @@ from fleetkeeper_engine.in_vllm.http.replies import (
     CLOSE,
     DRAINED,
     NO_BACKGROUND,
+    SHED,
     UNAUTHORIZED,
     Reply,
     refuse_body,
@@ -329,8 +330,10 @@ class TierMiddleware:
         if refusal.outcome is Outcome.DRAINING:
             await answer(send, 503, DRAINED, CLOSE)
             return
-        retry = [(b"retry-after", str(refusal.retry_after_s).encode())]
-        await answer(send, 429, refused_body(refusal), retry)
+        headers = [(b"retry-after", str(refusal.retry_after_s).encode())]
+        if refusal.outcome is Outcome.TIER_CLOSED:
+            headers.append(SHED)
+        await answer(send, 429, refused_body(refusal), headers)
 
 
 def _purpose(route: Route, path: str) -> str:

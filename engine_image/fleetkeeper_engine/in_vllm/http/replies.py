@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_contract.headers import TIER_HEADER
@@ -94,6 +95,10 @@ def unknown_path(path: str) -> bytes:
     return error_body(
         f"Path {path[:200]!r} is not served.", "invalid_request_error", "unknown_path"
     )
+
+
+SHED: Final = (b"x-envoy-ratelimited", b"true")
+"""Tells the router not to send the request to another replica: all of them admit the same share of a tier."""
 
 
 def unknown_tier(name: bytes) -> bytes:
