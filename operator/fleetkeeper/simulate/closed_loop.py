@@ -58,7 +58,7 @@ class Scenario:
     cold_start: ColdStart = field(default_factory=lambda: ColdStart(60.0))
     targets: Targets = field(default_factory=Targets)
     removes_emptiest: bool = True
-    router_lag_s: float = 0.25
+    routers: int = 2
     pods_come: Callable[[float], bool] = lambda _: True
     slowness: Callable[[float], float] = lambda _: 1.0
     crashes: tuple[Fault, ...] = ()
@@ -92,7 +92,7 @@ def run(
         Random(random.random()),  # noqa: S311 - as above
         scenario.cold_start,
         scenario.gpus,
-        scenario.router_lag_s,
+        scenario.routers,
         removes_emptiest=scenario.removes_emptiest,
         pods_come=lambda now: scenario.pods_come(now - EPOCH_S),
         slowness=lambda now: scenario.slowness(now - EPOCH_S),

@@ -22,6 +22,10 @@ SCRAPES_KEPT: Final = 8
 """Scrapes of a pod that a query may still want: the lag is shorter than 35 s."""
 READY_BEFORE_S: Final = 600.0
 """Pods that exist at the start have been ready for this long."""
+CHOICES: Final = 3
+"""A router takes the least loaded of so many pods. It may draw a pod more than once."""
+TRIES: Final = 4
+"""A router sends a request to at most so many pods, as long as their queues are full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,8 @@ class ColdStart:
 class SimulatedPod:
     """A pod. `ready_at`: when it becomes ready (infinite while no GPU is free). `engine`: once ready.
 
-    `seen`, `seen_at`: the load that the router knows, and since when. `phase_s`: its scrapes' offset.
-    `scraped`: its last scrapes. `scrape_at`: the time of the next one.
+    `under_way`: the requests inside its engine by the router pod that sent them. `phase_s`: its scrapes'
+    offset. `scraped`: its last scrapes. `scrape_at`: the time of the next one.
     """
 
     name: str
@@ -58,32 +62,26 @@ class SimulatedPod:
     engine: Engine | None = None
     ready_since: float | None = None
     removed_at: float | None = None
-    seen: int = 0
-    seen_at: float = -math.inf
+    under_way: list[int] = field(default_factory=list)
     scraped: deque[PodSample] = field(default_factory=lambda: deque(maxlen=SCRAPES_KEPT))
     scrape_at: float = math.inf
-
-    @property
-    def is_serving(self) -> bool:
-        """Return whether the router may send requests to it."""
-        return self.engine is not None and self.removed_at is None
 
 
 @dataclass
 class Cluster:
     """The pods of one service. All times are seconds; calls come in the order of time.
 
-    `pods_come`: whether a pod that is due becomes ready now (GPUs are free). `router_lag_s`: the age up to
-    which the router believes a pod's load; what it sent since is added. `discovery_s`: time from ready
-    until the router knows the pod. `drain_s`: longest drain. `gpus`: accelerators of a pod. `scrapes`:
-    Prometheus scrapes the pods. `backlog`: what the batch process exports.
+    `pods_come`: whether a pod that is due becomes ready now (GPUs are free). `routers`: router pods.
+    `discovery_s`: time until routers know that a pod is ready, or that it drains. `drain_s`: longest drain.
+    `gpus`: accelerators of a pod. `scrapes`: Prometheus scrapes the pods. `backlog`: what the batch process
+    exports. `arrived`: requests by tier, however often they were sent.
     """
 
     spec: EngineSpec
     random: Random
     cold_start: ColdStart = ColdStart()
     gpus: int = 1
-    router_lag_s: float = 0.25
+    routers: int = 2
     discovery_s: float = 1.0
     drain_s: float = 300.0
     removes_emptiest: bool = True
@@ -98,6 +96,7 @@ class Cluster:
     wanted: int = 0
     pod_s: float = 0.0
     backlog: Backlog | None = None
+    arrived: list[int] = field(default_factory=lambda: [0, 0, 0])
     _number: int = 0
 
     # -- pods ---------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ class Cluster:
         pod.engine = Engine(self.spec, pod.name, now)
         pod.engine.slowness = self.slowness(now)
         pod.ready_since = now
-        pod.seen, pod.seen_at = 0, now
+        pod.under_way = [0] * self.routers
         pod.scrape_at = now + (pod.phase_s - now) % SCRAPE_S
 
     def scale(self, replicas: int, now: float) -> None:
@@ -128,13 +127,19 @@ class Cluster:
         while len(self.pods) < replicas:
             self.create(now)
         if len(self.pods) > replicas:
-            running = [(pod.name, float(self.load(pod, now))) for pod in self.pods.values()]
-            if not self.removes_emptiest:
-                running = []
+            running = self._running(now) if self.removes_emptiest else []
             for name in emptiest(self.views(), running, len(self.pods) - replicas):
                 pod = self.pods.pop(name)
                 pod.removed_at = now
                 self.draining.append(pod)
+
+    def _running(self, now: float) -> list[tuple[str, float]]:
+        """Return the requests in each pod's engine, whichever router sent them."""
+        rows = []
+        for pod in self.pods.values():
+            self.advance(pod, now)
+            rows.append((pod.name, float(pod.engine.load if pod.engine else 0)))
+        return rows
 
     def move(self, now: float) -> None:
         """Make pods ready that are due, and end drained ones."""
@@ -231,35 +236,59 @@ class Cluster:
             pod.scrape_at += SCRAPE_S
         engine.advance(now)
         if engine.ended:
-            self.on_end(engine.take_ended())
-
-    def load(self, pod: SimulatedPod, now: float) -> int:
-        """Return the pod's load as the router sees it."""
-        engine = pod.engine
-        if engine is None:
-            return 0
-        if now - pod.seen_at >= self.router_lag_s:
-            self.advance(pod, now)
-            pod.seen, pod.seen_at = engine.load, now
-        return pod.seen
+            ended = engine.take_ended()
+            for request in ended:
+                pod.under_way[request.router] -= 1
+            self.on_end(ended)
 
     def route(self, request: Request) -> bool:
-        """Send a request to the less loaded of two random pods (vllm-router's power_of_two).
+        """Send a request through a random router; return False if it is refused, or if no pod is known.
 
-        Return False if it is refused, or if no pod is ready.
+        The router sends a request that finds a full queue to another pod, at the same time here and within
+        70 ms by Envoy. Where the tier is shed, the engine's answer forbids another try.
         """
-        now = request.arrived
-        ready = [(pod, pod.engine) for pod in self.pods.values() if pod.engine is not None]
-        serving = [row for row in ready if now - row[1].started >= self.discovery_s] or ready
-        if not serving:
+        now, random = request.arrived, self.random.random
+        self.arrived[request.tier] += 1
+        request.router = int(random() * self.routers)
+        known = untried = self._known(now)
+        if not known:
             return False
-        pod, engine = serving[0]
-        if len(serving) > 1:
-            one, two = self.random.sample(serving, 2)
-            pod, engine = one if self.load(one[0], now) <= self.load(two[0], now) else two
-        self.advance(pod, now)
-        pod.seen += 1
-        return engine.arrive(request, self.random.random())
+        for _ in range(min(TRIES, len(known))):
+            pod = self._least_loaded(untried, request.router, now)
+            engine, draw = pod.engine, random()
+            if engine is not None and engine.arrive(request, draw):
+                pod.under_way[request.router] += 1
+                return True
+            tier = request.tier
+            if engine is None or draw >= engine.admit[tier] or not engine.is_full(tier):
+                return False
+            untried = [one for one in untried if one is not pod]
+        return False
+
+    def _known(self, now: float) -> list[SimulatedPod]:
+        """Return the pods to which routers send requests now: they learn of a change with a delay."""
+        seen = now - self.discovery_s
+        return [
+            pod
+            for pod in (*self.pods.values(), *self.draining)
+            if pod.ready_since is not None
+            and pod.ready_since <= seen
+            and (pod.removed_at is None or pod.removed_at > seen)
+        ]
+
+    def _least_loaded(self, pods: list[SimulatedPod], router: int, now: float) -> SimulatedPod:
+        """Return the pod that Envoy's LEAST_REQUEST chooses.
+
+        Envoy draws with replacement, and counts the requests that it sent itself. The pod drawn first
+        stays unless another one has fewer.
+        """
+        found, fewest = pods[0], math.inf
+        for _ in range(CHOICES):
+            pod = pods[int(self.random.random() * len(pods))]
+            self.advance(pod, now)
+            if pod.under_way[router] < fewest:
+                found, fewest = pod, pod.under_way[router]
+        return found
 
     # -- what the operator reads and writes -----------------------------------------------------------
 

@@ -200,6 +200,7 @@ def scenario_of(case: Case, setting: Setting, seed: int) -> Scenario:
         cold_start=model.cold_start,
         targets=setting.targets,
         removes_emptiest=not stock,
+        routers=model.routers,
         pods_come=faults.has_gpus,
         crashes=tuple(Fault(at, number) for number, at in enumerate(faults.crashes)),
         seed=seed,

@@ -113,7 +113,7 @@ class Engine:
 
     @property
     def load(self) -> int:
-        """The requests in the engine, running or waiting: what a router counts."""
+        """The requests in the engine, running or waiting."""
         return self.running + self.waiting
 
     @property
@@ -123,19 +123,27 @@ class Engine:
 
     # -- requests -----------------------------------------------------------------------------------
 
+    def is_full(self, tier: int) -> bool:
+        """Return whether the queue of a tier is full."""
+        limits = self.spec.queue_limits
+        return limits is not None and len(self.queues[tier]) >= limits[tier]
+
     def arrive(self, request: Request, draw: float = 0.0) -> bool:
         """Count an arrival and queue it; return False if it is refused.
 
         Call `advance` to its arrival first. `draw`: a random number in [0, 1), compared with the tier's
         admitted share. A request that cannot fit into the KV cache is refused, as vLLM does.
         """
-        tier, limits = request.tier, self.spec.queue_limits
+        tier = request.tier
         self.counts.arrived(tier, request.arrived)
         if tier == 0:
             self._realtime_seen = request.arrived
-        is_full = limits is not None and len(self.queues[tier]) >= limits[tier]
         tokens = request.prompt + request.generated
-        if is_full or draw >= self.admit[tier] or tokens > self.spec.blocks * BLOCK_TOKENS:
+        if (
+            self.is_full(tier)
+            or draw >= self.admit[tier]
+            or tokens > self.spec.blocks * BLOCK_TOKENS
+        ):
             return False
         if self.is_idle and self.time < request.arrived:
             self.time = request.arrived

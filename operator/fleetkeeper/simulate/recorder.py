@@ -68,6 +68,7 @@ class Recorder:
     _inner_at: float = -math.inf
     _row_at: float = -math.inf
     _before: Counters = field(default_factory=Counters)
+    _arrived: int = 0
 
     def tick(self, cluster: Cluster, now: float) -> None:
         """Let the autoscaler decide if it is due, and record a row if one is due."""
@@ -93,12 +94,16 @@ class Recorder:
         total = Counters._make([sum(column) for column in zip(*rows, strict=True)] or Counters())
         delta = Counters._make(a - b for a, b in zip(total, self._before, strict=True))
         self._before = total
+        # Engines count a request that is sent to several of them several times.
+        pairs = zip(TIER_NAMES, cluster.arrived, strict=True)
+        arrived = sum([count for tier, count in pairs if tier in self.tiers])
+        before, self._arrived = self._arrived, arrived
         waits = _sum_of(delta, "wait_count", self.tiers)
         steps = delta.batch_time_count
         self.moments.append(
             Moment(
                 time_s=now - EPOCH_S,
-                requests_per_s=_sum_of(delta, "arrivals", self.tiers) / self.every_s,
+                requests_per_s=(arrived - before) / self.every_s,
                 replicas=cluster.wanted,
                 ready=len(engines),
                 running=sum([engine.running for engine in engines]),

@@ -12,11 +12,12 @@ class Request:
     """A request: its arrival (s), tier (0 realtime, 1 standard, 2 batch), prompt and generated tokens.
 
     `to_prefill`, `to_generate`: tokens left to compute; a preempted request computes its prompt and what
-    it generated again. `scheduled`, `first_token`, `ended`: times, negative while unknown.
+    it generated again. `scheduled`, `first_token`, `ended`: times, negative while unknown. `router`: the
+    number of the router pod that sent it.
     """
 
     __slots__ = (
-        "arrived", "ended", "first_token", "generated", "prompt", "scheduled", "tier",
+        "arrived", "ended", "first_token", "generated", "prompt", "router", "scheduled", "tier",
         "to_generate", "to_prefill",
     )  # fmt: skip
 
@@ -26,6 +27,7 @@ class Request:
         self.prompt = self.to_prefill = max(1, int(prompt))
         self.generated = self.to_generate = max(1, int(generated))
         self.scheduled = self.first_token = self.ended = NOT_YET
+        self.router = 0
 
     @property
     def ttft_s(self) -> float:

@@ -40,12 +40,16 @@ SIMULATED_START_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
-    """What a simulation needs of a service. `gpus`: accelerators of a replica. `notes`: for the user."""
+    """What a simulation needs of a service.
+
+    `gpus`: accelerators of a replica. `routers`: router pods. `notes`: for the user.
+    """
 
     settings: ControlSettings
     engine: EngineSpec
     cold_start: ColdStart
     gpus: int
+    routers: int
     drain_s: float
     notes: tuple[str, ...] = ()
 
@@ -120,6 +124,7 @@ def model_of(
             COLD_START_TAIL_FACTOR,
         ),
         gpus=gpus,
+        routers=spec.routing.replicas,
         drain_s=float(spec.rollout.drain_seconds),
         notes=tuple(_notes(spec)),
     )

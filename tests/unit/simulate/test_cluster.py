@@ -1,4 +1,4 @@
-"""Pods of a simulated cluster: starts, drains, crashes, the router, and the HPA on top."""
+"""Pods of a simulated cluster: starts, drains, crashes, and the HPA on top."""
 
 from __future__ import annotations
 
@@ -103,21 +103,6 @@ def test_a_crash_loses_the_requests_inside_and_the_container_starts_again() -> N
     cluster.move(T + 65)
     assert cluster.views()[0].ready
     assert cluster.route(Request(T + 66, 1, 10, 1))
-
-
-def test_the_router_prefers_the_less_loaded_pod_and_believes_old_loads() -> None:
-    """Of two pods, requests alternate; a load is read again after `router_lag_s`."""
-    cluster = Ends().cluster(2)
-    for _ in range(40):
-        cluster.route(Request(T + 2, 1, 100, 1))
-    loads = [pod.engine.load for pod in cluster.pods.values() if pod.engine is not None]
-    assert loads == [20, 20]
-    pod = next(iter(cluster.pods.values()))
-    assert cluster.load(pod, T + 2 + cluster.router_lag_s - 0.01) == 20
-    assert pod.engine is not None
-    pod.engine.advance(T + 30)
-    assert cluster.load(pod, T + 2 + cluster.router_lag_s - 0.01) == 20
-    assert cluster.load(pod, T + 30) == 0
 
 
 def test_the_hpa_tolerates_a_tenth_doubles_and_waits_five_minutes_to_go_down() -> None:

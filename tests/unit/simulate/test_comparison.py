@@ -124,6 +124,22 @@ def test_the_time_line_has_one_row_per_quarter_of_a_minute_or_fewer() -> None:
     assert isinstance(result.moments[-1], Moment)
 
 
+def test_the_time_line_counts_a_request_once_however_often_it_is_sent() -> None:
+    """Full engines refuse most of them, each several times."""
+    tight = model(tiers={"standard": {"queueLimit": 1}, "batch": {"queueLimit": 1}})
+    (result,) = compare([Case(tight, alternative("advisory"))], setting(90.0, 300.0, seeds=1))
+    assert result.figures["refused"].median > 0.2 * result.figures["requests"].median
+    assert sum(15.0 * moment.requests_per_s for moment in result.moments) == pytest.approx(
+        result.figures["requests"].median, abs=5
+    )
+
+
+def test_a_service_has_its_routers() -> None:
+    for replicas in (1, 5):
+        case = Case(model(routing={"replicas": replicas}))
+        assert scenario_of(case, setting(), 1).routers == replicas
+
+
 def test_what_ifs_have_a_name_and_their_own_service() -> None:
     less = model(scaling={"minReplicas": 1, "maxReplicas": 1})
     case = Case(less, what_if="scaling.maxReplicas=1")
