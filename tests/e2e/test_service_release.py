@@ -119,7 +119,8 @@ def test_the_release_before_this_one_is_upgraded_under_load(
     change_and_await(fleet, limit - 1)
     assert [pod.identity for pod in fleet.engines()] == engines
 
-    manifest = tiny(engine={"profile": EARLIER_PROFILE}, routing={"replicas": 1})
+    small = {"cpu": "400m"}  # two of them fit beside the other service
+    manifest = tiny(engine={"profile": EARLIER_PROFILE}, routing={"replicas": 1}, resources=small)
     manifest["metadata"]["name"] = older.name
     older.kubectl("apply", "-f", "-", given=json.dumps(manifest))
     older.await_ready(1)
