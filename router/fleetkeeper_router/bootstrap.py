@@ -31,6 +31,7 @@ _READ_BYTES: Final = 1_048_576
 """A longer body is not read for its key, and one without a length neither."""
 _KEPT_BYTES: Final = 262_144
 """A request with a longer body is sent once, and never again."""
+_DNS_S: Final = 3
 _HANG_S: Final = 60
 """A thread that does nothing for so long ends Envoy, and the pod starts it again."""
 _KEY_OF_BODY: Final = f"""
@@ -252,7 +253,10 @@ def _dns(settings: Settings) -> Config:
     host, _, port = settings.resolver.rpartition(":")
     servers = {"resolvers": [_address(host, int(port))]} if settings.resolver else {}
     return {
-        "dns_refresh_rate": "1s",
+        # A new replica has its address long before it is ready.
+        "dns_refresh_rate": f"{_DNS_S}s",
+        # The default asks for IPv6 addresses first, once for each domain of the search list.
+        "dns_lookup_family": "V4_PREFERRED",
         "dns_failure_refresh_rate": {"base_interval": "1s", "max_interval": "2s"},
         "typed_dns_resolver_config": _typed(
             "resolver", "extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig", **servers

@@ -106,6 +106,23 @@ async def test_a_service_is_suspended_and_resumed(
     await chooses(session, router, await world.add(2))
 
 
+async def test_one_question_every_three_seconds_is_all_that_the_dns_hears(
+    world: RouterWorld,
+) -> None:
+    """All routers of a cluster ask the same servers, and a search list multiplies each question."""
+    await world.add(2)
+    await world.router()
+    asked = world.dns.asked
+    known = len(asked)
+
+    async def has_asked() -> bool:
+        return len(asked) >= known + 3
+
+    await until(has_asked)
+    assert {kind for _, kind in asked} == {1}
+    assert asked[known + 2][0] - asked[known][0] >= 5.5
+
+
 async def test_engines_that_were_known_stay_while_dns_is_away(
     world: RouterWorld, session: aiohttp.ClientSession
 ) -> None:

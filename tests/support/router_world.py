@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,8 @@ class Dns(asyncio.DatagramProtocol):
         self.addresses: list[str] = []
         self.tcp_answers = 0
         self.queries = 0
+        self.asked: list[tuple[float, int]] = []
+        """Time and kind of each question: 1 for IPv4 addresses, 28 for IPv6 ones."""
         self.fails = False
         """Every query gets SERVFAIL."""
         self.port = 0
@@ -98,9 +101,10 @@ class Dns(asyncio.DatagramProtocol):
     def _answer(self, query: bytes) -> bytes:
         end = self._question_end(query)
         self.queries += 1
+        (kind,) = struct.unpack("!H", query[end - 4 : end - 2])
+        self.asked.append((time.monotonic(), kind))
         if self.fails:
             return query[:2] + struct.pack("!HHHHH", 0x8582, 1, 0, 0, 0) + query[12:end]
-        (kind,) = struct.unpack("!H", query[end - 4 : end - 2])
         addresses = self.addresses if kind == 1 else []
         head = query[:2] + struct.pack("!HHHHH", 0x8580, 1, len(addresses), 0, 0)
         records = [
