@@ -34,10 +34,10 @@ def decide_router(
         (one for one in written if _hash_of(context, service, one) == live.template_hash),
         Router(context.router),
     )
-    if not router.is_vllm_router:
-        wanted = _hash_of(context, service, router)
-        router = replace(router, watches_pods=_still_watch_pods(snapshot, live, wanted))
-    return router
+    if router.is_vllm_router or (Kind.SERVICE_ACCOUNT, live.name) not in snapshot.children:
+        return router
+    wanted = _hash_of(context, service, router)
+    return replace(router, watches_pods=_still_watch_pods(snapshot, live, wanted))
 
 
 def _written_with(context: PlanContext, image: str) -> Iterator[Router]:
@@ -63,8 +63,6 @@ def _runs(live: Workload) -> bool:
 
 def _still_watch_pods(snapshot: Snapshot, live: Workload, wanted: str) -> bool:
     """Return whether pods of an earlier release may exist: until the rollout is over, their account stays."""
-    if (Kind.SERVICE_ACCOUNT, live.name) not in snapshot.children:
-        return False
     is_over = (
         live.template_hash == wanted and live.observed_generation >= live.generation and _runs(live)
     )
