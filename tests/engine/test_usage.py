@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -254,14 +255,17 @@ async def test_the_ledger_equals_the_engines_own_counters(bench: Bench) -> None:
 
 @pytest.mark.promise("usage")
 async def test_each_attempt_has_one_entry_with_what_its_client_was_told(bench: Bench) -> None:
-    """vLLM tells the prompt of n answers once and reads it n times; the ledger counts what was read."""
+    """vLLM tells the prompt of n answers once and reads it n times; the ledger counts what was read.
+
+    After a hang-up, a task of vLLM may add a sequence to a request that has its entry: that is a second one.
+    """
     async with load(bench, random.Random(20), 40):
         pass
     _, entries, _, _ = await settled(bench)
     mine = {sent.attempt for sent in bench.sent if sent.attempt}
     attributed = [item for item in entries if item.attempt in mine]
     by_attempt = {item.attempt: item for item in attributed}
-    assert len(by_attempt) == len(attributed)
+    twice = [attempt for attempt, n in Counter(one.attempt for one in attributed).items() if n > 1]
     told = [sent for sent in bench.sent if sent.attempt and sent.usage]
     assert len(told) > 50
     for sent in told:
@@ -273,6 +277,7 @@ async def test_each_attempt_has_one_entry_with_what_its_client_was_told(bench: B
         assert (found.request, found.key) == (f"r-{sent.attempt}", "key-1")
         assert not found.aborted
     answered = {sent.attempt for sent in bench.sent if sent.attempt and sent.status}
+    assert answered.isdisjoint(twice)
     assert answered <= by_attempt.keys()
 
 

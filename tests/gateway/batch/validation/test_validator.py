@@ -9,6 +9,7 @@ import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -370,7 +371,6 @@ async def test_what_was_found_in_the_largest_file_leaves_the_event_loop_to_other
 ) -> None:
     """The process answers at once: what is measured is the reading of its answer, and its keeping."""
     await world.put(b"x")
-    storage = create_storage(BatchSettings(batch_store=f"file://{tmp_path}/store"))
     code = (
         "import sys\n"
         "from fleetkeeper_contract.bodies.asked import Asked\n"
@@ -383,14 +383,15 @@ async def test_what_was_found_in_the_largest_file_leaves_the_event_loop_to_other
         "    sys.stdout.buffer.write(part)\n"
     )
 
-    async def validate() -> None:
-        validated, refs = await world.validator(python(code)).validate(RECORD)
-        assert len(refs) == validated.lines == 50_000
-        record = replace(RECORD, id=f"batch_{uuid.uuid4().hex}")
-        await storage.batches.put_validated(record, validated, refs)
+    with closing(create_storage(BatchSettings(batch_store=f"file://{tmp_path}/store"))) as storage:
 
-    assert await longest_turn(validate) < LONGEST
-    storage.close()
+        async def validate() -> None:
+            validated, refs = await world.validator(python(code)).validate(RECORD)
+            assert len(refs) == validated.lines == 50_000
+            record = replace(RECORD, id=f"batch_{uuid.uuid4().hex}")
+            await storage.batches.put_validated(record, validated, refs)
+
+        assert await longest_turn(validate) < LONGEST
 
 
 async def test_a_file_that_takes_too_long_fails_its_batches_at_once(
