@@ -19,6 +19,7 @@ PREFIX_HEADER: Final = "x-fleetkeeper-prefix"
 PREFIX_BYTES: Final = 1024
 ENGINES: Final = "engines"
 READY_PATH: Final = "/readiness"
+STARTED_PATH: Final = "/startup"
 METRICS_PATH: Final = "/metrics"
 _TYPES: Final = "type.googleapis.com/envoy"
 _KEEP_ALIVE_S: Final = 3
@@ -91,7 +92,7 @@ _SHOWN: Final = (
 
 
 def _requests(settings: Settings) -> Config:
-    filters = [_health_filter()]
+    filters = [_health_filter("ready", READY_PATH), _started_filter()]
     if settings.policy is Policy.PREFIX_AWARE:
         code = {"inline_string": _KEY_OF_BODY}
         filters.append(
@@ -135,7 +136,7 @@ def _requests(settings: Settings) -> Config:
                             "match": {"prefix": "/"},
                             "route": _route(settings),
                             "request_body_buffer_limit": _KEPT_BYTES,
-                            # By this header an engine forbids another try. It is none of the client's.
+                            # By this header an engine forbids another try. Clients do not need it.
                             "response_headers_to_remove": ["x-envoy-ratelimited"],
                         }
                     ],
@@ -174,14 +175,21 @@ def _log_of_failures() -> Config:
     return {**log, "filter": {"response_flag_filter": {"flags": list(FLAGS)}}}
 
 
-def _health_filter() -> Config:
-    match = {"name": ":path", "string_match": {"exact": READY_PATH}}
+def _health_filter(name: str, path: str, **fields: object) -> Config:
+    match = {"name": ":path", "string_match": {"exact": path}}
     return _typed(
-        "health",
+        name,
         "extensions.filters.http.health_check.v3.HealthCheck",
         pass_through_mode=False,
         headers=[match],
+        **fields,
     )
+
+
+def _started_filter() -> Config:
+    """Return what answers whether an engine is ready. Once one was, `READY_PATH` alone counts."""
+    least = {ENGINES: {"value": 1}}  # percent; Envoy takes less for none at all
+    return _health_filter("started", STARTED_PATH, cluster_min_healthy_percentages=least)
 
 
 def _route(settings: Settings) -> Config:

@@ -176,3 +176,26 @@ async def test_a_replica_killed_fails_only_what_it_had(
     assert set(failed) <= {"replica_failed"}
     # Some began between the count and the end.
     assert len(failed) <= had + 16
+
+
+async def test_a_router_has_started_when_an_engine_is_ready_for_it(
+    world: RouterWorld, session: aiohttp.ClientSession
+) -> None:
+    """A new one that reaches none must not replace one that does. Later it stays ready without engines."""
+
+    async def answers(router: Router, path: str) -> int:
+        async with session.get(router.url + path) as response:
+            return response.status
+
+    (engine,) = await world.add(1, ready=False)
+    router = await world.router()
+    assert await answers(router, "/startup") == 503
+    assert await answers(router, "/readiness") == 200
+    world.dns.fails = True
+    blind = await world.router()
+    assert await answers(blind, "/startup") == 503
+    world.dns.fails = False
+    engine.ready = True
+    for one in (router, blind):
+        await one.knows([engine])
+        assert await answers(one, "/startup") == 200

@@ -38,5 +38,6 @@ def keep_first(keep: int, values: Iterable[Any], mark: pytest.MarkDecorator) -> 
 def share_of_ports(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return this worker's part of the range of ports: two workers that look for one find different ones."""
     number = int(environment.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    size = (ports.HIGHEST - ports.LOWEST) // int(environment.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    count = int(environment.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    size, number = (ports.HIGHEST - ports.LOWEST) // count, number % count
     return ports.LOWEST + number * size, ports.LOWEST + (number + 1) * size

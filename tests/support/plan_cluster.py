@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import ceil, floor
-from typing import Any
+from types import MappingProxyType
 
 import pytest
 
@@ -23,13 +23,13 @@ READY_AFTER_S = 5.0
 CRASH_EVERY_S = 20.0
 
 
-def settled_with_vllm_router(**spec: Any) -> World:
+def settled_with_vllm_router(resources: Mapping[str, str] = MappingProxyType({})) -> World:
     """Return a settled world of a release whose router was vllm-router."""
-    before = RouterSettings.model_validate({"image": VLLM_ROUTER_IMAGE, **DEFAULTS})
+    before = RouterSettings.model_validate({"image": VLLM_ROUTER_IMAGE, **DEFAULTS, **resources})
     router = Router(before, is_vllm_router=True, watches_pods=True)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writes, "decide_router", lambda *_: router)
-        return settle(plan_world.new_world(**spec))
+        return settle(plan_world.new_world())
 
 
 def step(world: World, seconds: float) -> World:

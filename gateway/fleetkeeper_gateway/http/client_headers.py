@@ -49,6 +49,8 @@ _DROPPED = _HOP_BY_HOP | {
     b"expect",
     b"http2-settings",
 }
+_PREFIX_KEY = b"x-fleetkeeper-prefix"
+"""The key that a client names for `routing.policy: PrefixAware`."""
 _DROPPED_PREFIXES = (b"x-fleetkeeper-", b"x-forwarded-", b"x-vllm-")
 _SINGLE = frozenset(
     {
@@ -163,7 +165,7 @@ def _forwarded_name(name: bytes) -> str | None:
     Underscores count as hyphens: some servers do not tell them apart.
     """
     plain = name.replace(b"_", b"-")
-    if plain in _DROPPED or plain.startswith(_DROPPED_PREFIXES):
+    if plain in _DROPPED or (plain.startswith(_DROPPED_PREFIXES) and plain != _PREFIX_KEY):
         return None
     return name.decode("ascii", "ignore")
 

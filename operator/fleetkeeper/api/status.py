@@ -232,7 +232,7 @@ class InferenceServiceStatus(Section):
     )
     router: Word | None = Field(
         None,
-        description="Kind of the router: Envoy. Absent if it is still vllm-router, from an earlier release, or if there is none.",
+        description="Kind of the router: Envoy. Absent while a pod of vllm-router, of an earlier release, is left, and if there is no router.",
     )
     replicas: Count | None = Field(None, description="Number of replicas that exist.")
     ready_replicas: Count | None = Field(None, description="Number of ready replicas.")

@@ -108,7 +108,9 @@ class RouterSettings(Section):
         description="Kind of the fixed role that lets a vllm-router of an earlier release watch its pods.",
     )
     role_name: str = Field("fleetkeeper-router", description="Name of this role.")
-    request_timeout_s: int = Field(3600, ge=1, description="Maximum duration of one request.")
+    request_timeout_s: int = Field(
+        3600, ge=1, description="Maximum time in seconds without a byte of an answer."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH, Component, router_name
 from fleetkeeper.api.parse import InferenceService
@@ -34,19 +35,25 @@ def decide_router(
         (one for one in written if _hash_of(context, service, one) == live.template_hash),
         Router(context.router),
     )
-    if router.is_vllm_router or (Kind.SERVICE_ACCOUNT, live.name) not in snapshot.children:
+    account = snapshot.children.get((Kind.SERVICE_ACCOUNT, live.name))
+    if router.is_vllm_router or account is None or account.controller_uid != service.uid:
         return router
     wanted = _hash_of(context, service, router)
     return replace(router, watches_pods=_still_watch_pods(snapshot, live, wanted))
 
 
 def _written_with(context: PlanContext, image: str) -> Iterator[Router]:
-    """Return the routers that an operator could have written with this image."""
+    """Return the routers that an operator could have written with this image.
+
+    Resources that the values of the chart do not name were its defaults, which have changed since.
+    """
     settings = context.router.model_copy(update={"image": image})
     yield Router(settings)
-    yield Router(settings, is_vllm_router=True, watches_pods=True)
-    before = settings.model_copy(update=DEFAULTS)
-    yield Router(before, is_vllm_router=True, watches_pods=True)
+    for cpu, memory in product(
+        (settings.cpu, DEFAULTS["cpu"]), (settings.memory, DEFAULTS["memory"])
+    ):
+        before = settings.model_copy(update={"cpu": cpu, "memory": memory})
+        yield Router(before, is_vllm_router=True, watches_pods=True)
 
 
 def _hash_of(context: PlanContext, service: InferenceService, router: Router) -> str:

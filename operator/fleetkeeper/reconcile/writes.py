@@ -79,7 +79,7 @@ def decide_writes(
         rollout=rollout,
         replicas=replicas,
         suspended_replicas=suspended,
-        router_kind=ENVOY if router is not None and not router.is_vllm_router else "",
+        router_kind=None if spec.paused else _router_kind(router),
         is_router_bypassed=is_bypassed,
         prefetch=prefetch,
         write_problem=refused or assessment.write_problem,
@@ -151,6 +151,7 @@ def _decide_children(
         template=template or wanted.template,
         prefetch=prefetch,
         router=router,
+        is_router_bypassed=is_router_bypassed,
     )
     engine_key = (Kind.DEPLOYMENT, names.engine_name(service.name))
     untouched = {(Kind.SERVICE, names.address_name(service.name))} if is_router_bypassed else set()
@@ -165,6 +166,13 @@ def _decide_children(
         untouched=frozenset(untouched),
     )
     return children, again
+
+
+def _router_kind(router: Router | None) -> str | None:
+    """Return the value of `status.router`; None, to keep it, until the last pod of another kind has ended."""
+    if router is None or router.is_vllm_router:
+        return ""
+    return None if router.watches_pods else ENVOY
 
 
 def _is_router_bypassed(inputs: ReconcileInputs, service: InferenceService) -> bool:

@@ -196,7 +196,7 @@ class Settings(BaseSettings):
     )
     api_server_rule: NetworkRule | None = Field(
         None,
-        description="API server, as routers reach it. Null: TCP ports 443 and 6443 of any address.",
+        description="API server, as routers of an earlier release reach it. Null: TCP ports 443 and 6443 of any address.",
     )
     model_hub_rule: NetworkRule | None = Field(
         None,

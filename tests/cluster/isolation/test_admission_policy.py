@@ -265,6 +265,10 @@ PODS: dict[str, tuple[Callable[[Manifest], None], str]] = {
         pod(serviceAccountName="admin", automountServiceAccountToken=True),
         "earlier release may have",
     ),
+    "the account of a router": (
+        pod(serviceAccountName="chat-fk-router", automountServiceAccountToken=True),
+        "earlier release may have",
+    ),
     "an account that is not allowed": (pod(serviceAccountName="reader-2"), "engineServiceAccounts"),
     "an account that begins like none": (
         pod(serviceAccountName="a-model"),

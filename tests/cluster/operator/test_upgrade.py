@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
+from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.earlier_router import IMAGE, give_vllm_router, router_of
@@ -96,5 +97,16 @@ async def test_a_vllm_router_stays_until_its_next_rollout_and_its_account_until_
     ]
     assert left == [], "the account went before its pods"
     await world.ready()
-    assert (world.fis() or {})["status"]["router"] == "Envoy"
+    assert router_of(world)["spec"]["template"]["spec"]["serviceAccountName"] == "default"
+    gone = next(name for (kind, name) in world.objects if kind == "Pod" and "-fk-router-" in name)
+    await world.delete(POD, gone)
+    await world.until(
+        "its replacement", lambda: ("Pod", gone) not in world.objects and _routers(world) == 3
+    )
+    await world.until("Envoy", lambda: (world.fis() or {})["status"].get("router") == "Envoy")
     await world.quiet(3.0)
+
+
+def _routers(world: World) -> int:
+    """How many router pods are ready."""
+    return int(router_of(world)["status"].get("readyReplicas") or 0)

@@ -31,7 +31,7 @@ spelled = st.sampled_from(NEVER_PASSED_ON).flatmap(
         )
     )
 )
-harmless = st.sampled_from(("accept", "user-agent", "traceparent", "x-stainless-lang"))
+harmless = st.sampled_from(("accept", "user-agent", "traceparent", "x-fleetkeeper-prefix"))
 values = st.binary(max_size=20)
 
 

@@ -20,6 +20,7 @@ from tests.support.plan_world import (
 )
 
 ENGINE = (Kind.DEPLOYMENT, "chat")
+ENGINE_POLICY = (Kind.NETWORK_POLICY, "chat-fk-engine")
 ADDRESS = (Kind.SERVICE, "chat")
 RESTING = settle(new_world())
 """A routed service at rest; worlds are values, so tests may share it."""
@@ -217,12 +218,17 @@ def test_a_router_is_ready_before_the_address_leads_to_it() -> None:
     ]
     assert ADDRESS not in {(item.kind, item.name) for item in applies(world)}
     before = world.children[ADDRESS].digest
+    clients = world.manifests[ENGINE_POLICY]["spec"]["ingress"][0]["from"]
     world = act(world, plan)
+    admitted = world.manifests[ENGINE_POLICY]["spec"]["ingress"][0]["from"]
+    assert all(one in admitted for one in clients), "clients reach the engines still"
+    assert len(admitted) == len(clients) + 1, "and the router does"
     assert world.children[ADDRESS].digest == before
     assert world.condition("Available") == ("True", "Answering")
     assert world.condition("Ready") == ("True", "RollingOut")
     world = settle(world)
     assert world.children[ADDRESS].digest != before
+    assert len(world.manifests[ENGINE_POLICY]["spec"]["ingress"][0]["from"]) == 1
     assert world.condition("Ready") == ("True", "AllReplicasReady")
 
 

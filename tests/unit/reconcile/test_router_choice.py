@@ -119,11 +119,34 @@ def test_an_upgrade_replaces_no_vllm_router() -> None:
     assert "router" not in world.status
 
 
-def test_settings_of_an_earlier_release_keep_its_routers_too() -> None:
-    """Resources that an administrator chose for vllm-router are still those of the chart."""
-    before = settled_with_vllm_router()
-    router = before.context.router.model_copy(update={"memory": "1Gi", "cpu": "250m"})
+@pytest.mark.parametrize(
+    "resources", [{"cpu": "500m"}, {"memory": "2Gi"}, {"cpu": "1", "memory": "2Gi"}]
+)
+def test_settings_of_an_earlier_release_keep_its_routers_too(resources: dict[str, str]) -> None:
+    """What an administrator chose for vllm-router is in the values still, the rest was the chart's."""
+    before = settled_with_vllm_router(resources)
+    router = before.context.router.model_copy(update=resources)
     assert plan_of(replace(before, context=replace(before.context, router=router))).is_empty
+
+
+def test_the_status_says_envoy_when_no_other_router_is_left() -> None:
+    """Neither a pause nor a rollout that begins makes the old pods Envoy."""
+    paused = with_spec(settled_with_vllm_router(), routing={"policy": "RoundRobin"}, paused=True)
+    assert "router" not in act(paused, plan_of(paused)).status
+    world = with_spec(settled_with_vllm_router(), routing={"policy": "RoundRobin"})
+    world = act(world, plan_of(world))
+    assert "router" not in world.status
+    assert settle(world).status["router"] == "Envoy"
+
+
+def test_a_foreign_account_of_that_name_is_in_nobodys_way() -> None:
+    """The router needs none."""
+    key = (Kind.SERVICE_ACCOUNT, "chat-fk-router")
+    account = replace(settled_with_vllm_router().children[key], controller_uid="somebody")
+    world = with_spec(RESTING, routing={"policy": "RoundRobin"})
+    world = replace(world, children={**world.children, key: account})
+    world = act(world, plan_of(world))
+    assert world.condition("Ready") != ("False", "NameConflict")
 
 
 def test_a_kept_vllm_router_can_be_scaled() -> None:

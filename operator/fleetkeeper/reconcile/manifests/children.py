@@ -39,20 +39,23 @@ def desired_children(
     template: Manifest | None = None,
     prefetch: Manifest | None = None,
     router: Router | None = None,
+    is_router_bypassed: bool = False,
 ) -> tuple[Manifest, ...]:
     """Return every child that the service must have. Any other child is to be pruned.
 
     `profile` is the engine profile in use (`status.engine`), `replicas` the number of engine pods,
     `tuning` the values that a remedy lowered, and `strategy` Surge or Replace (Auto means Surge).
     `template` is the pod template of the engines, by default the spec's, and `prefetch` the Job that
-    downloads their model, if one is needed. `router` is by default that of a new service. Keys and policies come before the pods that need them.
+    downloads their model, if one is needed. `router` is by default that of a new service, and
+    `is_router_bypassed` whether clients reach the engines until it is ready. Keys and policies come before
+    the pods that need them.
 
     Raises:
         EngineOptionRefused: the spec holds options or variables that the profile does not allow.
     """
     children = [
         desired_control_config(service, context),
-        desired_engine_policy(service, profile, context),
+        desired_engine_policy(service, profile, context, admits_clients=is_router_bypassed),
         desired_disruption_budget(service),
         desired_engine_deployment(
             service,

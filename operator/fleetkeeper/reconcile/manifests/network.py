@@ -50,18 +50,24 @@ _EVERY_NAMESPACE: Manifest = {
 
 
 def desired_engine_policy(
-    service: InferenceService, profile: EngineProfile, context: PlanContext
+    service: InferenceService,
+    profile: EngineProfile,
+    context: PlanContext,
+    *,
+    admits_clients: bool = False,
 ) -> Manifest:
     """Return the NetworkPolicy of the engines.
 
     Ingress: requests and questions whether it is ready from the router (without a router: requests from
     the clients in `networkPolicy`), limits requests from the operator, scrapes, and reads of usage if there
-    is a gateway. Egress: DNS, the peers that the profile allows, the
+    is a gateway. `admits_clients`: requests from the clients too, beside a router. Egress: DNS, the peers that the profile allows, the
     profile's collector of traces, the model hub if there is an hf:// source, and object storage if
     there is an s3:// source.
     """
     is_routed = service.spec.routing.policy is not RoutingPolicy.NONE
-    clients = [_own_pods(service, Component.ROUTER)] if is_routed else _clients(service, context)
+    clients = [_own_pods(service, Component.ROUTER)] if is_routed else []
+    if admits_clients or not is_routed:
+        clients += _clients(service, context)
     steering = _peers((*context.operator_peers, *context.prometheus_peers))
     if is_routed:
         steering.append(_own_pods(service, Component.ROUTER))

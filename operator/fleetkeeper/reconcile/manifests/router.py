@@ -48,6 +48,8 @@ could push those of the new one to the same node."""
 NOTICE_S: Final = 10
 """Seconds between "not ready" and the end of new connections, in which Service rules update."""
 COMMAND: Final = "fleetkeeper-router"
+FOR_EVER: Final = 1_000_000
+"""Failures of a probe: eleven days, within which a service without replicas needs no restart."""
 ENVOY: Final = "Envoy"
 """The value of `status.router`. Services with vllm-router have none."""
 
@@ -90,6 +92,8 @@ def desired_router_deployment(
 
 def _template(service: InferenceService, context: PlanContext, router: Router) -> Manifest:
     spec: Manifest = {
+        # The API server keeps the name of an account that a later apply leaves out.
+        "serviceAccountName": "default",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": desired_pod_security(context.security),
@@ -160,6 +164,7 @@ def _container(service: InferenceService, router: Router) -> Manifest:
 def _envoy(service: InferenceService, settings: RouterSettings, memory: str) -> Manifest:
     """Return the fields of Envoy's container.
 
+    It starts when an engine is ready for it: a router that reaches none does not replace one that does.
     It has no liveness probe. While it lacks memory it refuses requests, and would be restarted with
     all that run. A thread that hangs ends the process (`watchdogs` of its configuration).
     """
@@ -178,10 +183,15 @@ def _envoy(service: InferenceService, settings: RouterSettings, memory: str) -> 
             for name, value in variables.items()
         ],
         "lifecycle": {"preStop": {"exec": {"command": [COMMAND, "drain"]}}},
-        "readinessProbe": {
-            "httpGet": {"path": "/readiness", "port": HTTP_PORT_NAME},
-            "periodSeconds": 2,
-            "timeoutSeconds": 3,
-            "failureThreshold": 3,
-        },
+        "startupProbe": _probe("/startup", period_s=1, failures=FOR_EVER),
+        "readinessProbe": _probe("/readiness", period_s=2, failures=3),
+    }
+
+
+def _probe(path: str, *, period_s: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": HTTP_PORT_NAME},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
     }

@@ -30,8 +30,8 @@ class Assessment:
     a ready pod that keeps terminating. `pods` are all engine pods, including those that are being
     deleted, and `pod_problems` their problems by name. `starts` is the progress that starting engines
     report, by pod name. `is_router_bypassed` is true while the address still selects
-    the engines because no router is ready yet. `router_kind` is the value of `status.router` (None: not
-    decided). `owns_address` is whether the Kubernetes Service that
+    the engines because no router is ready yet. `router_kind` is the value of `status.router` (None: as
+    before). `owns_address` is whether the Kubernetes Service that
     clients call is ours (None: there is none, as far as is known).
     """
 
