@@ -157,6 +157,12 @@ def test_the_release_before_this_one_is_upgraded_under_load(
         await_envoy(older)
         await_envoy(fleet)
     assert failures([*traffic.samples, *more.samples]) == []
+    (router,) = older.pods("router")  # what replaces it starts without the account
+    older.kubectl("delete", "pod", router.name, "--wait=false")
+    older.until(
+        lambda: any(pod.ready and pod.uid != router.uid for pod in older.pods("router")),
+        "another router",
+    )
     fleet.change({"rollout": {"engineUpdates": "OnSpecChange"}})
     fleet.await_ready(1)
 

@@ -16,7 +16,7 @@ between the check here and the server's bind."""
 
 
 _left: list[int] = []
-"""Ports not yet returned, in random order: who was given one may not listen on it yet."""
+"""Ports not yet returned, in random order. A caller may not listen yet on one that it has."""
 
 DYING_S = 5.0
 POLL_S = 0.05

@@ -98,7 +98,7 @@ def unknown_path(path: str) -> bytes:
 
 
 SHED: Final = (b"x-envoy-ratelimited", b"true")
-"""Tells the router not to send the request to another replica: all of them admit the same share of a tier."""
+"""Keeps the router from sending the request to another replica: all admit the same share of a tier."""
 
 
 def unknown_tier(name: bytes) -> bytes:

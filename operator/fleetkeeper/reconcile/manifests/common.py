@@ -20,6 +20,8 @@ ROUTER_PORT: Final = 8080
 """The port for requests on a router."""
 ROUTER_METRICS_PORT: Final = 29000
 """The port for metrics on a router."""
+ROUTER_NOTICE_S: Final = 10
+"""Seconds between "not ready" and the end of new connections, in which Service rules update."""
 
 
 def desired_metadata(service: InferenceService, name: str, component: Component) -> Manifest:
@@ -110,3 +112,13 @@ def _without_empty(value: object) -> object:
     if isinstance(value, list):
         return [_without_empty(item) for item in value]
     return value
+
+
+def desired_router_probe(path: str, *, period_s: int, failures: int) -> Manifest:
+    """Return a probe of a router, at its port for requests."""
+    return {
+        "httpGet": {"path": path, "port": HTTP_PORT_NAME},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }

@@ -60,9 +60,10 @@ def desired_engine_policy(
 
     Ingress: requests and questions whether it is ready from the router (without a router: requests from
     the clients in `networkPolicy`), limits requests from the operator, scrapes, and reads of usage if there
-    is a gateway. `admits_clients`: requests from the clients too, beside a router. Egress: DNS, the peers that the profile allows, the
-    profile's collector of traces, the model hub if there is an hf:// source, and object storage if
-    there is an s3:// source.
+    is a gateway. `admits_clients`: requests from the clients too, beside a router.
+
+    Egress: DNS, the peers that the profile allows, the profile's collector of traces, the model hub if
+    there is an hf:// source, and object storage if there is an s3:// source.
     """
     is_routed = service.spec.routing.policy is not RoutingPolicy.NONE
     clients = [_own_pods(service, Component.ROUTER)] if is_routed else []

@@ -25,11 +25,13 @@ from fleetkeeper.reconcile.digest import template_hash_of
 from fleetkeeper.reconcile.manifests.common import (
     HTTP_PORT_NAME,
     ROUTER_METRICS_PORT,
+    ROUTER_NOTICE_S,
     ROUTER_PORT,
     desired_container_security,
     desired_metadata,
     desired_pod_security,
     desired_pull_secrets,
+    desired_router_probe,
     desired_scrape_annotations,
     without_empty,
 )
@@ -45,8 +47,6 @@ SPREAD_OVER_NODES: Final[Manifest] = {
 """A preference, which never delays a pod. Each revision counts alone: otherwise the pods of the old one
 could push those of the new one to the same node."""
 
-NOTICE_S: Final = 10
-"""Seconds between "not ready" and the end of new connections, in which Service rules update."""
 COMMAND: Final = "fleetkeeper-router"
 FOR_EVER: Final = 1_000_000
 """Failures of a probe: eleven days, within which a service without replicas needs no restart."""
@@ -97,7 +97,7 @@ def _template(service: InferenceService, context: PlanContext, router: Router) -
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": desired_pod_security(context.security),
-        "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + NOTICE_S + 10,
+        "terminationGracePeriodSeconds": service.spec.rollout.drain_seconds + ROUTER_NOTICE_S + 10,
         "topologySpreadConstraints": [
             {
                 "labelSelector": {"matchLabels": selector(service.name, Component.ROUTER)},
@@ -172,7 +172,7 @@ def _envoy(service: InferenceService, settings: RouterSettings, memory: str) -> 
         "DRAIN_SECONDS": service.spec.rollout.drain_seconds,
         "ENGINES": engines_name(service.name),
         "MEMORY_BYTES": int(parse_quantity(memory)),
-        "NOTICE_SECONDS": NOTICE_S,
+        "NOTICE_SECONDS": ROUTER_NOTICE_S,
         "POLICY": str(service.spec.routing.policy),
         "REQUEST_TIMEOUT_SECONDS": settings.request_timeout_s,
     }
@@ -183,15 +183,6 @@ def _envoy(service: InferenceService, settings: RouterSettings, memory: str) -> 
             for name, value in variables.items()
         ],
         "lifecycle": {"preStop": {"exec": {"command": [COMMAND, "drain"]}}},
-        "startupProbe": _probe("/startup", period_s=1, failures=FOR_EVER),
-        "readinessProbe": _probe("/readiness", period_s=2, failures=3),
-    }
-
-
-def _probe(path: str, *, period_s: int, failures: int) -> Manifest:
-    return {
-        "httpGet": {"path": path, "port": HTTP_PORT_NAME},
-        "periodSeconds": period_s,
-        "timeoutSeconds": 3,
-        "failureThreshold": failures,
+        "startupProbe": desired_router_probe("/startup", period_s=1, failures=FOR_EVER),
+        "readinessProbe": desired_router_probe("/readiness", period_s=2, failures=3),
     }

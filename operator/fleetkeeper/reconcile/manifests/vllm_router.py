@@ -14,17 +14,16 @@ from fleetkeeper.api.types import RoutingPolicy
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import RouterSettings
 from fleetkeeper.reconcile.manifests.common import (
-    HTTP_PORT_NAME,
     ROUTER_METRICS_PORT,
+    ROUTER_NOTICE_S,
     ROUTER_PORT,
     SERVING_PORT,
     desired_metadata,
+    desired_router_probe,
 )
 
 DEFAULTS: Final = {"cpu": "250m", "memory": "1Gi"}
 """The resources of the charts that installed it."""
-NOTICE_S = 10
-"""Seconds between "not ready" and the end of new connections, in which Service rules update."""
 
 POLICIES = {
     RoutingPolicy.LEAST_LOADED: "power_of_two",
@@ -75,9 +74,9 @@ def vllm_router_container(service: InferenceService, settings: RouterSettings) -
     return {
         "command": ["vllm-router"],
         "args": _arguments(service, settings),
-        "livenessProbe": _probe("/liveness", period_s=10, failures=3),
-        "readinessProbe": _probe("/readiness", period_s=2, failures=3),
-        "lifecycle": {"preStop": {"sleep": {"seconds": NOTICE_S}}},
+        "livenessProbe": desired_router_probe("/liveness", period_s=10, failures=3),
+        "readinessProbe": desired_router_probe("/readiness", period_s=2, failures=3),
+        "lifecycle": {"preStop": {"sleep": {"seconds": ROUTER_NOTICE_S}}},
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - a volume of the pod
     }
 
@@ -140,12 +139,3 @@ def _prefix_arguments(policy: RoutingPolicy) -> list[str]:
         "--max-tree-size=2097152",
         "--eviction-interval-secs=10",
     ]
-
-
-def _probe(path: str, *, period_s: int, failures: int) -> Manifest:
-    return {
-        "httpGet": {"path": path, "port": HTTP_PORT_NAME},
-        "periodSeconds": period_s,
-        "timeoutSeconds": 3,
-        "failureThreshold": failures,
-    }
