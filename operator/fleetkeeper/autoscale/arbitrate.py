@@ -59,7 +59,7 @@ def want_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) ->
     """
     settings = inputs.settings
     is_pin_due = (
-        settings.pinned_replicas is not None and not settings.paused and not inputs.scale_up_blocked
+        not settings.activation.is_scaled and not settings.paused and not inputs.scale_up_blocked
     )
     return Want(
         namespace=inputs.namespace,

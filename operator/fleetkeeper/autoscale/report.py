@@ -60,7 +60,7 @@ def _why(decision: ControlDecision, before: Shown, desired: int) -> Decision[int
     The live number can change without a decision of this process: the previous leader ended before it
     reported its allocation, or another client changed the Deployment.
     """
-    made = desired != decision.live_replicas or decision.settings.pinned_replicas is not None
+    made = desired != decision.live_replicas or not decision.settings.activation.is_scaled
     if made or before.value in {"", str(desired)}:
         return decision.replicas
     found = f"the engine Deployment already had {desired} replicas"
@@ -177,7 +177,7 @@ def _scaling(
     report = ScalingReport(desired, shown.reason, shown.message, shown.since)
     if settings.scaling_mode is ScalingMode.ADVISORY:
         return replace(report, wanted=replicas.value)
-    if settings.scaling_mode is not ScalingMode.AUTO or settings.pinned_replicas is not None:
+    if settings.scaling_mode is not ScalingMode.AUTO or not settings.activation.is_scaled:
         return report
     if allocation.limited_by:
         return replace(report, budget=allocation.limited_by, recommended=replicas.value)

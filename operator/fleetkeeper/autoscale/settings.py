@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fleetkeeper.api.types import AccessMode, BreakerMode, InferenceServiceSpec
 from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.common.activation import activation_of
 
 
 def settings_of(
@@ -19,14 +20,11 @@ def settings_of(
     `resumed`: the replicas to which a service returns after spec.suspend; None: it has them already.
     """
     scaling, objectives, batching = spec.scaling, spec.objectives, spec.batching
-    pinned, pinned_by = _pin(spec, resumed)
     most = batching.max_sequences if max_sequences is None else max_sequences
     return ControlSettings(
         min_replicas=scaling.min_replicas,
         max_replicas=max(scaling.min_replicas, scaling.max_replicas),
-        pinned_replicas=pinned,
-        pinned_by=pinned_by,
-        suspended=spec.suspend and not spec.paused,
+        activation=activation_of(spec, resumed),
         scaling_mode=scaling.mode,
         scale_down_delay_s=float(scaling.scale_down_delay_seconds),
         queue_wait_objective_s=objectives.queue_wait_milliseconds / 1e3,
@@ -47,12 +45,3 @@ def settings_of(
         demands_grants=spec.access is AccessMode.GATEWAY,
         generation=generation,
     )
-
-
-def _pin(spec: InferenceServiceSpec, resumed: int | None) -> tuple[int | None, str]:
-    """Return the number of replicas that the control loop does not decide, and what sets it."""
-    if spec.suspend and not spec.paused:
-        return 0, "spec.suspend"
-    if spec.replicas is None and resumed is not None:
-        return resumed, "the number before spec.suspend"
-    return spec.replicas, "spec.replicas"

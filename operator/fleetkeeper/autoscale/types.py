@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.samples import TIERS, PodSample, Tier
+from fleetkeeper.common.activation import SCALED, Activation
 
 V = TypeVar("V")
 
@@ -49,8 +50,6 @@ def decide(value: V, reason: str, detail: str) -> Decision[V]:
 class ControlSettings:
     """The spec's settings for the control loop, in seconds and ratios.
 
-    `pinned_by`: the source of `pinned_replicas`. `suspended`: it is spec.suspend.
-
     `scale_down_delay_s`: the stabilization window of a scale-down. `batch_share_ratio`: the batch tier's
     share of the sequences. `batch_floor_ratio`: that share, and the admitted share, while batch is shed. `demands_grants`: the
     engines accept requests of the gateway alone.
@@ -58,9 +57,7 @@ class ControlSettings:
 
     min_replicas: int = 1
     max_replicas: int = 8
-    pinned_replicas: int | None = None
-    pinned_by: str = "spec.replicas"
-    suspended: bool = False
+    activation: Activation = SCALED
     scaling_mode: ScalingMode = ScalingMode.AUTO
     scale_down_delay_s: float = 600.0
     queue_wait_objective_s: float = 0.5
@@ -85,9 +82,7 @@ class ControlSettings:
     def tunes_replicas(self) -> bool:
         """Return whether the recommendation is applied to the Deployment."""
         return (
-            self.pinned_replicas is None
-            and self.scaling_mode is ScalingMode.AUTO
-            and not self.paused
+            self.activation.is_scaled and self.scaling_mode is ScalingMode.AUTO and not self.paused
         )
 
     @property

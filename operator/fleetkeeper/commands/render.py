@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 import yaml
 
-from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import RolloutStrategy
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper.commands.inputs import NO_UID, Checked, plan_inputs, read_inputs
+from fleetkeeper.common.activation import activation_of
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.manifests.children import desired_children
@@ -74,26 +74,20 @@ def rendered_children(
     """
     if one.service is None or one.profile is None:
         raise ValueError("only valid services can be rendered")
-    strategy = one.service.spec.rollout.strategy
+    spec = one.service.spec
+    strategy = spec.rollout.strategy
+    initial = activation_of(spec).floor(spec.scaling.min_replicas)
     children = desired_children(
         one.service,
         one.profile,
         context,
-        replicas=initial_replicas(one.service) if replicas is None else replicas,
+        replicas=initial if replicas is None else replicas,
         strategy=RolloutStrategy.SURGE if strategy is RolloutStrategy.AUTO else strategy,
     )
     if one.service.uid == NO_UID:
         for child in children:
             child["metadata"].pop("ownerReferences", None)
     return children
-
-
-def initial_replicas(service: InferenceService) -> int:
-    """Return the initial number of replicas of a new service."""
-    spec = service.spec
-    if spec.suspend:
-        return 0
-    return spec.scaling.min_replicas if spec.replicas is None else spec.replicas
 
 
 class _Dumper(yaml.SafeDumper):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import Component, prefetch_name
 from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.common.activation import activation_of
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.inputs import ReconcileInputs
@@ -84,7 +85,7 @@ def _is_needed(inputs: ReconcileInputs, wanted: Wanted, last_good: LastGood | No
     engine = facts.engine
     if engine is None or not engine.model or engine.desired_replicas == 0:
         return False
-    if spec.paused or spec.suspend or spec.replicas == 0:
+    if spec.paused or activation_of(spec).is_off:
         return False
     if not shares_cache(loaded_model(spec, wanted.profile)):
         return False

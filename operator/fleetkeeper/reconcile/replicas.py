@@ -1,7 +1,7 @@
 """The number of replicas of the engine Deployment.
 
-The first of these that exists sets it: `spec.suspend` (0), `spec.replicas`, the number before
-`spec.suspend`, the control loop's allocation, the live value. The GPU budget limits every increase.
+The service's activation sets it (common/activation.py), otherwise the control loop's allocation,
+otherwise the live value. The GPU budget limits every increase.
 The value is always applied, because a field that server-side apply omits returns to its default of 1.
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.names import FIELD_MANAGER
 from fleetkeeper.api.types import InferenceServiceSpec, ScalingMode
+from fleetkeeper.common.activation import State, activation_of, parse_suspended
 from fleetkeeper.common.budget import accelerators_of, bounded_replicas, exceeds
 from fleetkeeper.common.values import Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.rollout import is_scale_up_blocked
-from fleetkeeper.reconcile.suspension import parse_suspended, resumed_replicas
 
 CONTEST_WINDOW_S = 600.0
 CONTEST_CHANGES = 3
@@ -94,22 +94,17 @@ def decide_replicas(
 def _asked(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> tuple[int, Source, Reason, str]:
     """Return the requested number of replicas, its source, its reason and the message."""
     live = inputs.facts.live_replicas
-    if spec.suspend:
-        return _suspended(spec, live)
-    if spec.replicas is not None:
-        return _pinned(spec.replicas, spec.scaling.mode)
-    known = parse_suspended(inputs.status)
-    if known is not None and not live:
-        value = resumed_replicas(spec, known)
-        return value, Source.SPEC, Reason.WITHIN_BOUNDS, "spec.suspend is false again"
-    return _scaled(spec, live, inputs.snapshot.allocation)
-
-
-def _suspended(spec: InferenceServiceSpec, live: int | None) -> tuple[int, Source, Reason, str]:
-    """Return 0 replicas, or the live number while spec.paused keeps them."""
-    if spec.paused and live:
+    if spec.suspend and spec.paused and live:
         return live, Source.UNCHANGED, Reason.PAUSED, "unchanged, because spec.paused is true"
-    return 0, Source.SPEC, Reason.SUSPENDED, "spec.suspend is true"
+    if spec.suspend:
+        return 0, Source.SPEC, Reason.SUSPENDED, "spec.suspend is true"
+    activation = activation_of(spec, None if live else parse_suspended(inputs.status))
+    if activation.replicas is None:
+        return _scaled(spec, live, inputs.snapshot.allocation)
+    if activation.state is State.RESUMING:
+        message = "spec.suspend is false again"
+        return activation.replicas, Source.SPEC, Reason.WITHIN_BOUNDS, message
+    return _pinned(activation.replicas, spec.scaling.mode)
 
 
 def _scaled(

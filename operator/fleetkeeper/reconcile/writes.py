@@ -10,6 +10,7 @@ from fleetkeeper.api import names
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import RoutingPolicy
+from fleetkeeper.common.activation import decide_suspended, parse_suspended
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.children import ChildrenDecision, Conflict, decide_children
 from fleetkeeper.reconcile.deletion import decide_marks
@@ -27,7 +28,6 @@ from fleetkeeper.reconcile.replicas import ReplicaDecision, decide_replicas, gpu
 from fleetkeeper.reconcile.rollout import decide_rollout, decide_strategy
 from fleetkeeper.reconcile.router_choice import decide_router
 from fleetkeeper.reconcile.status.assessment import Assessment
-from fleetkeeper.reconcile.suspension import decide_suspended, parse_suspended
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.reconcile.wanted import Wanted
 

@@ -26,6 +26,7 @@ from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.samples import Gauges, Tier
 from fleetkeeper.autoscale.state import TickState
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
+from fleetkeeper.common.activation import Activation, State
 from tests.support.control_cases import NOW, Loop, reported_status
 from tests.support.lanes import examples
 from tests.support.replica_cases import BROKEN, SETTINGS, WAITS, decided, signals, view
@@ -175,7 +176,9 @@ def test_up_is_blocked_while_the_newest_revision_cannot_start() -> None:
 
 @pytest.mark.parametrize("pinned", [0, 3, 9])
 def test_a_pin_or_a_suspension_wins(pinned: int) -> None:
-    settings = replace(SETTINGS, pinned_replicas=pinned, suspended=pinned == 0)
+    settings = replace(
+        SETTINGS, activation=Activation(State.PINNED if pinned else State.SUSPENDED, pinned)
+    )
     assert decided(view(settings=settings, deadline=need(7))).value == pinned
 
 
@@ -269,7 +272,8 @@ def test_a_far_deadline_waits_until_the_demand_of_the_others_is_known() -> None:
 
 @pytest.mark.parametrize("changes", [
     {"scaling_mode": ScalingMode.ADVISORY}, {"scaling_mode": ScalingMode.EXTERNAL},
-    {"pinned_replicas": 2}, {"pinned_replicas": 0, "suspended": True}, {"paused": True},
+    {"activation": Activation(State.PINNED, 2)}, {"activation": Activation(State.SUSPENDED, 0)},
+    {"paused": True},
 ])  # fmt: skip
 def test_modes_that_do_not_scale_allocate_nothing_for_a_deadline(changes: dict[str, Any]) -> None:
     loop, decision = driven(66, 1e5, ControlSettings(max_replicas=8, **changes))

@@ -33,6 +33,7 @@ from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
 from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.common.activation import Activation, State
 from fleetkeeper.reconcile.status.control import report_to_status
 from tests.support.control_cases import NOW, Loop, pod_view, reported_status, sample
 
@@ -107,7 +108,7 @@ def test_a_restart_is_an_event_a_change_in_the_status_and_the_last_for_an_hour()
         ({"rolling_out": True}, RestartReason.CHANGING),
         ({"out_of_memory_pods": ("chat-2",)}, RestartReason.CHANGING),
         ({"allocated_replicas": 2}, RestartReason.CHANGING),
-        ({"settings": replace(ON, pinned_replicas=2)}, RestartReason.CHANGING),
+        ({"settings": replace(ON, activation=Activation(State.PINNED, 2))}, RestartReason.CHANGING),
         ({"settings": replace(ON, min_replicas=4, max_replicas=4)}, RestartReason.CHANGING),
         ({"replicas": 2}, RestartReason.CHANGING),
         ({"pods": PODS[:2]}, RestartReason.CHANGING),

@@ -15,6 +15,7 @@ from fleetkeeper.autoscale.rules.replicas import (
 )
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.types import ControlSettings, Grade
+from fleetkeeper.common.activation import Activation, State
 from tests.support.control_cases import NOW
 from tests.support.lanes import examples
 from tests.support.replica_cases import BROKEN, SETTINGS, WAITS, decided, signals, view
@@ -136,7 +137,7 @@ def test_up_is_blocked_while_the_newest_revision_cannot_start() -> None:
 @pytest.mark.parametrize(("pinned", "live"), [(0, 4), (3, 4), (9, 1), (1000, 4)])
 def test_a_pin_wins(pinned: int, live: int) -> None:
     """spec.replicas in every mode, also outside min and max."""
-    settings = replace(SETTINGS, pinned_replicas=pinned)
+    settings = replace(SETTINGS, activation=Activation(State.PINNED, pinned))
     assert decided(view(settings=settings, replicas=live)).value == pinned
 
 

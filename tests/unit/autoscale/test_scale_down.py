@@ -15,6 +15,7 @@ from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory, Surge
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Source
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Decision, Grade
+from fleetkeeper.common.activation import Activation, State
 from tests.support.control_cases import NOW
 from tests.support.replica_cases import BROKEN, OBSERVED, SETTINGS, WAITS, decided, signals, view
 
@@ -36,15 +37,15 @@ def test_down_one_pod_after_the_delay() -> None:
 @pytest.mark.parametrize(
     "pin",
     [
-        {"pinned_replicas": 0, "pinned_by": "spec.suspend", "suspended": True},
-        {"pinned_replicas": 4, "pinned_by": "the number before spec.suspend"},
-        {"pinned_replicas": 4},
+        Activation(State.SUSPENDED, 0),
+        Activation(State.RESUMING, 4),
+        Activation(State.PINNED, 4),
     ],
     ids=["suspended", "resumed", "spec.replicas"],
 )
-def test_the_delay_begins_anew_after_a_time_without_a_decision(pin: dict[str, object]) -> None:
+def test_the_delay_begins_anew_after_a_time_without_a_decision(pin: Activation) -> None:
     """Without it, a service that was suspended for an hour would lose its replicas at once."""
-    pinned = view(settings=replace(SETTINGS, **pin))  # type: ignore[arg-type]
+    pinned = view(settings=replace(SETTINGS, activation=pin))
     _, memory = decide_replicas(pinned, OBSERVED, NOW)
     after, memory = decide_replicas(view(), memory, NOW + 5)
     assert (after.value, after.reason) == (4, "ScaleDownDelay")

@@ -11,6 +11,7 @@ from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.signals.samples import Gauges
 from fleetkeeper.autoscale.types import ControlSettings, Limits, PutOutcome
+from fleetkeeper.common.activation import SCALED, Activation, State
 from tests.support.control_cases import Loop, reported_status
 from tests.support.service_reports import condition, reported
 
@@ -54,7 +55,8 @@ def test_modes_that_do_not_act_allocate_nothing(
     mode: ScalingMode, pinned: int | None, paused: bool
 ) -> None:
     """Computed and reported, nothing done."""
-    settings = ControlSettings(scaling_mode=mode, pinned_replicas=pinned, paused=paused)
+    activation = SCALED if pinned is None else Activation(State.PINNED, pinned)
+    settings = ControlSettings(scaling_mode=mode, activation=activation, paused=paused)
     loop = Loop(settings=settings)
     waiting = Gauges(
         running=60,

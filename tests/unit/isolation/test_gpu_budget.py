@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fleetkeeper.autoscale.arbitrate import Want, arbitrate
 from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.common.activation import Activation, State
 from fleetkeeper.common.budget import (
     Allowance,
     Budget,
@@ -215,7 +216,7 @@ def test_a_pin_that_is_not_carried_out_takes_nothing_from_others(
     paused: bool, blocked: str, wanted: int
 ) -> None:
     """A paused service and one whose revision cannot start create nothing."""
-    loop = Loop(ControlSettings(pinned_replicas=9, paused=paused), replicas=2)
+    loop = Loop(ControlSettings(activation=Activation(State.PINNED, 9), paused=paused), replicas=2)
     assert loop.tick(scale_up_blocked=blocked).want.replicas == wanted
 
 

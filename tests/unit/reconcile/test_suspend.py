@@ -10,6 +10,7 @@ import pytest
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.settings import settings_of
+from fleetkeeper.common.activation import Activation, State, activation_of
 from fleetkeeper.common.budget import Allowance
 from fleetkeeper.common.values import ReplicaAllocation
 from fleetkeeper.reconcile.context import default_context
@@ -104,26 +105,26 @@ def test_the_control_loop_decides_nothing_until_the_number_is_back() -> None:
     """Its settings pin 0 while suspended, and then the number in the status."""
     parsed = parse_service(service(suspend=True)).spec
     suspended = settings_of(parsed, 1, resumed=3)
-    assert (suspended.pinned_replicas, suspended.suspended) == (0, True)
+    assert suspended.activation == Activation(State.SUSPENDED, 0)
     assert not suspended.tunes_replicas
     resumed = settings_of(parse_service(service()).spec, 1, resumed=3)
-    assert (resumed.pinned_replicas, resumed.suspended) == (3, False)
+    assert resumed.activation == Activation(State.RESUMING, 3)
     assert not resumed.tunes_replicas
     assert settings_of(parse_service(service()).spec, 1).tunes_replicas
-    assert settings_of(parse_service(service(replicas=2)).spec, 1, resumed=3).pinned_replicas == 2
+    assert settings_of(
+        parse_service(service(replicas=2)).spec, 1, resumed=3
+    ).activation == Activation(State.PINNED, 2)
     paused = settings_of(parse_service(service(suspend=True, paused=True)).spec, 1)
-    assert (paused.pinned_replicas, paused.suspended) == (None, False)
+    assert paused.activation.is_scaled
 
 
 def test_the_control_loop_reads_the_number_from_the_status() -> None:
     waiting = parse_service({**service(), "status": {"suspendedReplicas": 3}})
-    assert read_settings(waiting, ControlMemory(), default_context().catalog).pinned_replicas == 3
     assert (
-        read_settings(
-            parse_service(service()), ControlMemory(), default_context().catalog
-        ).pinned_replicas
-        is None
+        read_settings(waiting, ControlMemory(), default_context().catalog).activation.replicas == 3
     )
+    running = parse_service(service())
+    assert read_settings(running, ControlMemory(), default_context().catalog).activation.is_scaled
 
 
 @pytest.mark.parametrize(("least", "most", "found"), [(5, 8, 5), (1, 2, 2), (1, 8, 3)])
@@ -212,3 +213,24 @@ def test_an_invalid_spec_keeps_the_number() -> None:
     assert world.status["suspendedReplicas"] == 3
     world = settle(with_spec(world, model=good, suspend=False))
     assert world.engine.desired_replicas == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "remembered", "state", "replicas"),
+    [
+        ({}, None, State.SCALED, None),
+        ({}, 3, State.RESUMING, 3),
+        ({"replicas": 0}, None, State.PINNED, 0),
+        ({"replicas": 2}, 3, State.PINNED, 2),
+        ({"replicas": 2, "suspend": True}, 3, State.SUSPENDED, 0),
+        ({"suspend": True, "paused": True}, 3, State.RESUMING, 3),
+        ({"suspend": True, "paused": True, "replicas": 2}, None, State.PINNED, 2),
+    ],
+)
+def test_the_first_field_that_is_set_decides_the_activation(
+    spec: dict[str, Any], remembered: int | None, state: State, replicas: int | None
+) -> None:
+    found = activation_of(parse_service(service(**spec)).spec, remembered)
+    assert (found.state, found.replicas) == (state, replicas)
+    assert found.is_off == (replicas == 0)
+    assert found.floor(5) == (5 if replicas is None else replicas)

@@ -128,12 +128,13 @@ def decide_replicas(
         # A new leader restarts the observation.
         memory = replace(memory, since=None, recommendations=(), direct_since=None)
     memory = with_direct_reads(view, memory, now)
-    if settings.pinned_replicas is not None:
-        reason = "Suspended" if settings.suspended else "ReplicasPinned"
-        by = f"the number is set by {settings.pinned_by}"
+    activation = settings.activation
+    if activation.replicas is not None:
+        reason = "Suspended" if activation.is_suspended else "ReplicasPinned"
+        by = f"the number is set by {activation.state}"
         # What was observed before a pin does not justify a scale-down after it.
         memory = replace(memory, since=None, recommendations=())
-        return decide(settings.pinned_replicas, reason, by), memory
+        return decide(activation.replicas, reason, by), memory
     least = max(bounded(view.replicas, view), min(view.floor, settings.max_replicas))
     if least > view.replicas:
         raised = replace(memory, raised=now)

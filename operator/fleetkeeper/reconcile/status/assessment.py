@@ -8,6 +8,7 @@ from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
 from fleetkeeper.api.parse import InferenceService
+from fleetkeeper.common.activation import activation_of
 from fleetkeeper.common.values import ControlReport, StartProgress
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 from fleetkeeper.reconcile.observe.facts import Facts
@@ -128,10 +129,11 @@ class Assessment:
         if self.service is None:
             return 1
         spec = self.service.spec
-        if spec.replicas is not None:
-            _, unavailable = rollout_pods(spec.rollout, spec.replicas)
-            return max(1, spec.replicas - unavailable)
-        return max(1, spec.scaling.min_replicas)
+        activation = activation_of(spec)
+        floor = activation.floor(spec.scaling.min_replicas)
+        if not activation.is_scaled:
+            floor -= rollout_pods(spec.rollout, floor)[1]
+        return max(1, floor)
 
     @property
     def is_rolled_out(self) -> bool:

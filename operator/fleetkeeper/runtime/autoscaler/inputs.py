@@ -13,12 +13,12 @@ from fleetkeeper.autoscale.memory import ControlMemory, memory_from_status
 from fleetkeeper.autoscale.rules.remedies import remedy_in_force
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.types import ControlSettings, PodView
+from fleetkeeper.common.activation import parse_suspended
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.engine_choice import parse_engine
 from fleetkeeper.reconcile.observe.diagnosis import decide_diagnosis
 from fleetkeeper.reconcile.observe.facts import GONE_PHASES, facts_of
 from fleetkeeper.reconcile.rollout import is_scale_up_blocked
-from fleetkeeper.reconcile.suspension import parse_suspended
 from fleetkeeper.reconcile.types import Kind, Pod, Snapshot, Workload
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
