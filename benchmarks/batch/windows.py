@@ -47,7 +47,8 @@ from window_figures import (  # noqa: E402
 )
 from window_modes import MODES, TIER, UNLIMITED, FullQueue, Send, patient_client  # noqa: E402
 
-from fleetkeeper_engine.shm.layout import SchedulerBlock, Tier  # noqa: E402
+from fleetkeeper_contract.tiers import Tier  # noqa: E402
+from fleetkeeper_engine.shm.layout import SchedulerBlock  # noqa: E402
 from fleetkeeper_local.common.report import say  # noqa: E402
 from fleetkeeper_local.load.client import CompletionClient  # noqa: E402
 from fleetkeeper_local.load.open_loop import run_open_loop  # noqa: E402

@@ -13,7 +13,8 @@ import aiohttp
 from replayed_load import Ended, Figures, Reading, figures_of, sums_of
 
 from fleetkeeper_contract.step_terms import StepClass
-from fleetkeeper_engine.shm.layout import MiddlewareBlock, Tier
+from fleetkeeper_contract.tiers import Tier
+from fleetkeeper_engine.shm.layout import MiddlewareBlock
 from fleetkeeper_local.load.open_loop import prompt_of
 from fleetkeeper_local.load.schedule import Arrival
 from tests.support.inside_engine import InsideEngine

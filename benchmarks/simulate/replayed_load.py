@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fleetkeeper.autoscale.signals.samples import TIERS
 from fleetkeeper.autoscale.signals.windows import Window
 from fleetkeeper.autoscale.types import Limits
 from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.hardware import fit_of_sums, model_of_sums
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import TERMS, StepClass, StepSums
+from fleetkeeper_contract.tiers import TIER_LABELS
 from fleetkeeper_local.load.schedule import Arrival
 from fleetkeeper_steps.costs import StepCosts
 from fleetkeeper_steps.hardware import Hardware
@@ -172,8 +172,8 @@ def reading_of(engine: Engine) -> Reading:
     assert prefill is not None
     return Reading(
         at_s=engine.time,
-        requests=sum(getattr(counters, f"wait_count_{tier}") for tier in TIERS),
-        wait_s=sum(getattr(counters, f"wait_sum_s_{tier}") for tier in TIERS),
+        requests=sum(getattr(counters, f"wait_count_{tier}") for tier in TIER_LABELS),
+        wait_s=sum(getattr(counters, f"wait_sum_s_{tier}") for tier in TIER_LABELS),
         steps=counters.steps,
         steps_s=counters.batch_time_sum_s,
         sequences=decode.sequences + prefill.sequences,

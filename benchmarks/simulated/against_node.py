@@ -46,11 +46,11 @@ from both_sides import (  # noqa: E402 - the paths are set above
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 
 from fleetkeeper.autoscale.signals.histogram_edges import snap_down  # noqa: E402
-from fleetkeeper.simulate.requests import TIER_NAMES  # noqa: E402
 from fleetkeeper_contract.histogram_buckets import (  # noqa: E402
     BATCH_TIME_EDGES_S,
     QUEUE_WAIT_EDGES_S,
 )
+from fleetkeeper_contract.tiers import TIER_LABELS  # noqa: E402
 from fleetkeeper_local.common.paths import data_dir  # noqa: E402
 from fleetkeeper_local.common.report import say  # noqa: E402
 from fleetkeeper_local.demo.fleet import ENGINE, Fleet, pod_facts  # noqa: E402
@@ -206,7 +206,7 @@ def side_of(run: Measured) -> Side:
         counts = run.counts[key]
         return counts[edge], counts[math.inf]
 
-    waits = {tier: pair(f"{HISTOGRAMS[0]} {tier}", WAIT_EDGE_S) for tier in TIER_NAMES}
+    waits = {tier: pair(f"{HISTOGRAMS[0]} {tier}", WAIT_EDGE_S) for tier in TIER_LABELS}
     steps = pair(HISTOGRAMS[1], STEP_EDGE_S)
     return Side(run.wanted, run.ready, attained(waits, steps, run.answers), run.refused)
 

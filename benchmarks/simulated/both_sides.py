@@ -17,8 +17,8 @@ from fleetkeeper.simulate.cluster import Cluster, ColdStart
 from fleetkeeper.simulate.comparison import Case, Setting, scenario_of
 from fleetkeeper.simulate.loads import trace
 from fleetkeeper.simulate.outcome import Targets
-from fleetkeeper.simulate.requests import TIER_NAMES
 from fleetkeeper.simulate.trace_file import parse_trace
+from fleetkeeper_contract.tiers import TIER_LABELS
 from fleetkeeper_local.demo.recorder import Points
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
@@ -116,7 +116,7 @@ def simulated(file: Path, seconds: float, cold_start_s: float | None, seed: int)
     sums = Counters._make(sum(column) for column in columns)
     waits = {
         tier: (getattr(sums, f"wait_within_{tier}"), getattr(sums, f"wait_count_{tier}"))
-        for tier in TIER_NAMES
+        for tier in TIER_LABELS
     }
     return Side(
         tuple((tick.time, float(tick.replicas)) for tick in outcome.ticks),

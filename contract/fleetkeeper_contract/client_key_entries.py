@@ -12,11 +12,11 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from fleetkeeper_contract import client_keys as entry
+from fleetkeeper_contract import rfc3339
+from fleetkeeper_contract.tiers import TIER_LABELS
 
-TIERS = ("realtime", "standard", "batch")
 """From the most to the least urgent."""
 DEFAULT_TIER = "standard"
 MAX_LIST = 256
@@ -160,7 +160,7 @@ def entries_of(key: ClientKey) -> dict[str, str]:
     }
     for name, moment in ((entry.EXPIRES, key.expires), (entry.OLD_UNTIL, key.old_until)):
         if moment is not None:
-            found[name] = format_time(moment)
+            found[name] = rfc3339.format(moment)
     for field, name in _LIMITS.items():
         limits: tuple[tuple[str, int], ...] = getattr(key, field)
         if limits:
@@ -175,7 +175,7 @@ def parse_limit(name: str, text: str) -> tuple[tuple[str, int], ...]:
         BadEntry: it has another form.
     """
     if "=" not in text:
-        return tuple((tier, _limit(name, text)) for tier in TIERS)
+        return tuple((tier, _limit(name, text)) for tier in TIER_LABELS)
     found: dict[str, int] = {}
     for part in text.split(","):
         tier, _, number = part.partition("=")
@@ -183,19 +183,14 @@ def parse_limit(name: str, text: str) -> tuple[tuple[str, int], ...]:
         if tier in found:
             raise BadEntry(f"{name} has the tier {tier} twice")
         found[tier] = _limit(name, number.strip())
-    return tuple((tier, found[tier]) for tier in TIERS if tier in found)
+    return tuple((tier, found[tier]) for tier in TIER_LABELS if tier in found)
 
 
 def format_limit(limits: tuple[tuple[str, int], ...]) -> str:
     """Return limits as `parse_limit` reads them."""
-    if len(limits) == len(TIERS) and len({number for _, number in limits}) == 1:
+    if len(limits) == len(TIER_LABELS) and len({number for _, number in limits}) == 1:
         return str(limits[0][1])
     return ",".join(f"{tier}={number}" for tier, number in limits)
-
-
-def format_time(moment: float) -> str:
-    """Return Unix seconds as RFC 3339 in UTC, with whole seconds."""
-    return datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_time(name: str, text: str) -> float:
@@ -204,14 +199,10 @@ def parse_time(name: str, text: str) -> float:
     Raises:
         BadEntry: it has another form.
     """
-    try:
-        if _TIME.fullmatch(text):
-            moment = datetime.fromisoformat(text.upper()).timestamp()
-            format_time(moment)  # refuses what is not within the years 1 to 9999 in UTC
-            return moment
-    except (ValueError, OverflowError):
-        pass  # such as February 30
-    raise BadEntry(f"{name} is not an RFC 3339 time with a zone, such as 2030-01-31T00:00:00Z")
+    moment = rfc3339.parse(text.upper()) if _TIME.fullmatch(text) else None
+    if moment is None:
+        raise BadEntry(f"{name} is not an RFC 3339 time with a zone, such as 2030-01-31T00:00:00Z")
+    return moment
 
 
 def _time(name: str, text: str | None) -> float | None:
@@ -262,8 +253,8 @@ def _list(name: str, text: str) -> tuple[str, ...]:
 
 
 def _tier(name: str, text: str) -> str:
-    if text not in TIERS:
-        raise BadEntry(f"{name} names no tier; the tiers are {', '.join(TIERS)}")
+    if text not in TIER_LABELS:
+        raise BadEntry(f"{name} names no tier; the tiers are {', '.join(TIER_LABELS)}")
     return text
 
 

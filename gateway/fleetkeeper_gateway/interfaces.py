@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleetkeeper_gateway.tiers import Tier
+from fleetkeeper_contract.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)

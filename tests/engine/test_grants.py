@@ -17,10 +17,10 @@ import requests
 
 from fleetkeeper.adapters.keys import new_grant_keys, rotated_grant_keys
 from fleetkeeper_contract.grants import GRANTS_FILE
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.grants.keys import KeyFiles
 from fleetkeeper_gateway.grants.signer import Signer
 from fleetkeeper_gateway.interfaces import Service
-from fleetkeeper_gateway.tiers import Tier
 from tests.support.grants import SERVICE, GrantKey, grants_text, write_grants
 from tests.support.supervised_engine import RunningEngine
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from fleetkeeper_engine.shm.layout import Tier
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.shm.ledger import CAPACITY, FILE, Entry, LedgerWriter, Tokens
 from tests.support.grants import GrantKey, grants_text, write_grants
 from tests.support.supervised_engine import RunningEngine

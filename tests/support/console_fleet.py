@@ -9,10 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.commands.fleet_source import Fleet
 from fleetkeeper.commands.fleet_view import ServiceKey
 from fleetkeeper.console.samples import Samples
+from fleetkeeper_contract import rfc3339
 
 Object = dict[str, Any]
 

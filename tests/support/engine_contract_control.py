@@ -10,7 +10,7 @@ import aiohttp
 import psutil
 
 from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
-from fleetkeeper_engine.shm.layout import Tier
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.shm.ledger import Tokens
 from tests.support.engine_contract import (
     CHAT,

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.interfaces import (
     Admission,
     Demand,
@@ -20,7 +21,6 @@ from fleetkeeper_gateway.interfaces import (
     TierLimits,
 )
 from fleetkeeper_gateway.limits import LimitSettings, Timing, create_limiter
-from fleetkeeper_gateway.tiers import Tier
 
 GUARD_S = 120.0
 """The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""

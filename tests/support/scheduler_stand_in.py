@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
 from fleetkeeper_engine.in_vllm.scheduler import mixed_into
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
-from fleetkeeper_engine.shm.layout import Tier
 from fleetkeeper_engine.shm.region import Region
 
 RULE = PriorityRule(0, 30_000_000)

@@ -12,12 +12,12 @@ from pathlib import Path
 from aiohttp import web
 
 from fleetkeeper.adapters.keys import new_grant_keys
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_contract.usage_files import Report
 from fleetkeeper_gateway.grants.attempts import AttemptChecker
 from fleetkeeper_gateway.grants.settings import GrantSettings
 from fleetkeeper_gateway.grants.signer import UsageTokenSigner, create_key_files
 from fleetkeeper_gateway.interfaces import Admission, Demand
-from fleetkeeper_gateway.tiers import Tier
 from fleetkeeper_gateway.usage.collector import Collector
 from fleetkeeper_gateway.usage.engines import open_engines
 from fleetkeeper_gateway.usage.lines import Pod

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from fleetkeeper_engine.shm.layout import Tier as EngineTier
+from fleetkeeper_contract.tiers import Tier as EngineTier
 from fleetkeeper_engine.shm.ledger import Entry, LedgerWriter, Tokens
 from fleetkeeper_engine.supervisor.control_api.auth import UnauthorizedError
 from fleetkeeper_engine.supervisor.control_api.usage import UsagePort

@@ -24,6 +24,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, goes_first, is_realtime, microseconds
 from fleetkeeper_engine.in_vllm.realtime_reserve import (
     RESERVE_KEPT_S,
@@ -46,7 +47,7 @@ from fleetkeeper_engine.in_vllm.stats import (
     prefill_tokens_of,
 )
 from fleetkeeper_engine.limits import LimitRange, Limits, limits_change_at, limits_in_force
-from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 
 NEEDED = ("max_num_active_reqs", "max_num_scheduled_tokens")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from fleetkeeper_engine.shm.layout import TIERS, Tier
+from fleetkeeper_contract.tiers import TIERS, Tier
 
 _SPARE = 15
 _TIER_SHIFT = 4

@@ -19,9 +19,10 @@ from fleetkeeper_contract.histogram_buckets import (
     QUEUE_WAIT_EDGES_S,
 )
 from fleetkeeper_contract.step_terms import TERMS, StepClass
+from fleetkeeper_contract.tiers import TIERS
 from fleetkeeper_engine.in_vllm.priority import Origin, request_of
 from fleetkeeper_engine.in_vllm.scheduler_facts import tokens_sent
-from fleetkeeper_engine.shm.layout import HEARTBEAT, SCHEDULER, TIERS, Cells
+from fleetkeeper_engine.shm.layout import HEARTBEAT, SCHEDULER, Cells
 from fleetkeeper_engine.shm.step_sums import products
 
 _SEEN_REQUESTS = 8192

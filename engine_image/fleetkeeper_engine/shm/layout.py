@@ -23,23 +23,7 @@ from fleetkeeper_contract.histogram_buckets import (
     TIME_TO_FIRST_TOKEN_EDGES_S,
 )
 from fleetkeeper_contract.step_terms import TERMS
-
-
-class Tier(IntEnum):
-    """A tier of requests, in falling order of precedence. The number is its index in shared memory."""
-
-    REALTIME = 0
-    STANDARD = 1
-    BATCH = 2
-
-    @property
-    def label(self) -> str:
-        """Return the value of the request header and of the label `tier`."""
-        return self.name.lower()
-
-
-TIERS = tuple(Tier)
-"""For loops on a request's path: iterating over the class itself costs several times as much."""
+from fleetkeeper_contract.tiers import TIERS, Tier
 
 
 class Outcome(IntEnum):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from fleetkeeper_engine.shm.layout import TIERS, Tier
+from fleetkeeper_contract.tiers import TIERS, Tier
 from fleetkeeper_engine.shm.region import ENVIRONMENT
 
 FILE = "usage-ledger"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from fleetkeeper_engine.shm.layout import Tier
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.spec import Batching
 
 MAX_LEASE_S = 600

@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import jwt
@@ -16,6 +15,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.grants import (
     GRANT_JWKS_FILE,
     MAX_GRANT_KEYS,
@@ -179,13 +179,10 @@ def _signing_key(file: Path, trusted: Mapping[str, Ed25519PublicKey]) -> Signing
 
 def _time(file: Path) -> float:
     text = file.read_text().strip()
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
+    moment = rfc3339.parse(text)
+    if moment is None:
         raise ValueError(f"{file.name} must be an RFC 3339 time, such as 2030-01-31T12:00:00Z")
-    return moment.timestamp()
+    return moment
 
 
 def _versions(directory: Path) -> tuple[tuple[int, int, int] | None, ...]:

@@ -29,11 +29,11 @@ from fleetkeeper_contract.grants import (
     TIER_CLAIM,
     USAGE_TYPE,
 )
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.grants.attempts import new_attempt
 from fleetkeeper_gateway.grants.keys import KeyFiles, SigningKey
 from fleetkeeper_gateway.grants.settings import GrantSettings
 from fleetkeeper_gateway.interfaces import Service
-from fleetkeeper_gateway.tiers import Tier
 
 
 class Signer:

@@ -13,6 +13,7 @@ import structlog
 
 from fleetkeeper_contract.grants import GRANT_BAGGAGE_KEY
 from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.http.answers import refuse
 from fleetkeeper_gateway.http.asgi import ClientGone, Headers, Receive, Scope, Send, address_of
 from fleetkeeper_gateway.http.baggage import next_hop, split_baggage
@@ -46,7 +47,6 @@ from fleetkeeper_gateway.interfaces import (
     Service,
 )
 from fleetkeeper_gateway.telemetry import metrics
-from fleetkeeper_gateway.tiers import Tier
 from fleetkeeper_gateway.upstream.attempts import Attempt, NotSent, Opened, SendFailed
 from fleetkeeper_gateway.upstream.flood import FloodError
 

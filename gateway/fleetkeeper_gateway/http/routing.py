@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from fleetkeeper_contract.headers import TIER_HEADER
+from fleetkeeper_contract.tiers import TIER_BY_LABEL, Tier
 from fleetkeeper_gateway.http.errors import Refusal, ambiguous_model, unknown_model
 from fleetkeeper_gateway.interfaces import Key, Service, Services
-from fleetkeeper_gateway.tiers import TIERS, Tier, default_tier
 
 
 def choose_tier(name: str | None, key: Key) -> Tier:
@@ -22,10 +22,10 @@ def choose_tier(name: str | None, key: Key) -> Tier:
         Refusal: if the tier is unknown, or above the key's highest.
     """
     if name is None:
-        return default_tier(key.highest)
-    tier = TIERS.get(name.strip().lower())
+        return max(Tier.STANDARD, key.highest)
+    tier = TIER_BY_LABEL.get(name.strip().lower())
     if tier is None:
-        labels = ", ".join(TIERS)
+        labels = ", ".join(TIER_BY_LABEL)
         raise Refusal(
             400,
             "unknown_tier",

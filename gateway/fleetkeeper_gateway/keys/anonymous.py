@@ -6,11 +6,11 @@ import asyncio
 
 from fleetkeeper_contract.client_key_entries import parse_limit
 from fleetkeeper_contract.client_keys import ANONYMOUS
+from fleetkeeper_contract.tiers import TIER_BY_LABEL
 from fleetkeeper_gateway.interfaces import Key
 from fleetkeeper_gateway.keys.bearer import invalid
 from fleetkeeper_gateway.keys.limits import Limit, limits_by_tier
 from fleetkeeper_gateway.keys.settings import KeysSettings
-from fleetkeeper_gateway.tiers import TIERS
 
 
 class AnonymousKeys:
@@ -26,7 +26,7 @@ class AnonymousKeys:
             id=ANONYMOUS,
             name=ANONYMOUS,
             namespaces=None,
-            highest=TIERS[settings.anonymous_highest_tier],
+            highest=TIER_BY_LABEL[settings.anonymous_highest_tier],
             limits=limits_by_tier(
                 _limit(settings.anonymous_requests_per_minute),
                 _limit(settings.anonymous_tokens_per_minute),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from fleetkeeper_contract.tiers import TIER_BY_LABEL, Tier
 from fleetkeeper_gateway.interfaces import TierLimits
-from fleetkeeper_gateway.tiers import TIERS, Tier
 
 Limit = Iterable[tuple[str, int]]
 """Numbers by the name of their tier."""
@@ -16,6 +16,6 @@ def limits_by_tier(requests: Limit, tokens: Limit, concurrency: Limit) -> Mappin
     per_tier = dict(requests), dict(tokens), dict(concurrency)
     return {
         tier: TierLimits(*(limits.get(name) for limits in per_tier))
-        for name, tier in TIERS.items()
+        for name, tier in TIER_BY_LABEL.items()
         if any(name in limits for limits in per_tier)
     }

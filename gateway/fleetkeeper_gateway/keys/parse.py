@@ -8,9 +8,9 @@ from typing import Any
 
 from fleetkeeper_contract.client_key_entries import BadEntry, decoded_entries, parse_entries
 from fleetkeeper_contract.client_keys import ANONYMOUS
+from fleetkeeper_contract.tiers import TIER_BY_LABEL
 from fleetkeeper_gateway.interfaces import Key
 from fleetkeeper_gateway.keys.limits import limits_by_tier
-from fleetkeeper_gateway.tiers import TIERS
 
 MAX_ACTOR = 128
 
@@ -51,7 +51,7 @@ def parse_secret(name: str, secret: Mapping[str, Any]) -> KeyRecord:
         name=found.name,
         namespaces=frozenset(found.namespaces),
         models=found.models,
-        highest=TIERS[found.highest_tier],
+        highest=TIER_BY_LABEL[found.highest_tier],
         expires=found.expires,
         limits=limits_by_tier(
             found.requests_per_minute, found.tokens_per_minute, found.concurrency

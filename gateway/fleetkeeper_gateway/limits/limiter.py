@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.interfaces import (
     NO_LIMITS,
     Admission,
@@ -24,7 +25,6 @@ from fleetkeeper_gateway.limits.names import names_of
 from fleetkeeper_gateway.limits.pipe import Arguments
 from fleetkeeper_gateway.limits.rules import Closed, Reading, Window, headers_of, refusal
 from fleetkeeper_gateway.limits.scripts import ADMIT, RELEASE, RENEW, SETTLE
-from fleetkeeper_gateway.tiers import Tier
 
 MAX_OWED = 10_000
 """Ends of requests that Redis is to know when it answers again. Leases and TTLs do the rest."""

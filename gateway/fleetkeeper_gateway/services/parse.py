@@ -7,9 +7,9 @@ takes what it does not understand as absent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Final
 
+from fleetkeeper_contract import rfc3339
 from fleetkeeper_gateway.interfaces import Service
 from fleetkeeper_gateway.kubernetes.reflector import Place
 
@@ -42,7 +42,7 @@ def parse_service(place: Place, found: Mapping[str, Any]) -> Service:
         demands_grant=spec.get("access") == ACCESS_GATEWAY,
         state=_state(spec, conditions, has_address=has_address),
         ready=has_address and conditions.get("Available") == "True",
-        created=_seconds(metadata.get("creationTimestamp")),
+        created=int(rfc3339.parse(metadata.get("creationTimestamp")) or 0),
     )
 
 
@@ -75,13 +75,6 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, str]:
         _text(one.get("type")): _text(one.get("status"))
         for one in map(_map, found if isinstance(found, list) else ())
     }
-
-
-def _seconds(text: object) -> int:
-    try:
-        return int(datetime.fromisoformat(_text(text)).timestamp())
-    except (ValueError, OverflowError):
-        return 0  # the API server writes it, and clients only show it
 
 
 def _map(value: object) -> Mapping[str, Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -15,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.usage_files import BadUsageQueryError, parse_dimensions
 from fleetkeeper_gateway.usage.store import UsageStore
 
@@ -91,16 +90,11 @@ def parse_time(name: str, text: str, default: float) -> float:
     if not text:
         return default
     try:
-        found = float(text) if text[:1].isdigit() and "-" not in text else _of_rfc3339(text)
+        found = float(text) if text[:1].isdigit() and "-" not in text else rfc3339.parse(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < MAX_TIME:
+        found = None
+    if found is None or not 0 <= found < MAX_TIME:
         raise BadUsageQueryError(
             f"{name} is {text[:40]!r}; it must be Unix seconds, or a time like 2026-11-25T23:00:00Z"
         )
     return found
-
-
-def _of_rfc3339(text: str) -> float:
-    found = datetime.fromisoformat(text)
-    return found.timestamp() if found.tzinfo is not None else math.nan

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from fleetkeeper_gateway.tiers import TIERS
+from fleetkeeper_contract.tiers import TIER_BY_LABEL
 
 MAX_COUNT = 2**53
 MAX_PAGE_ENTRIES = 1_000
@@ -52,7 +52,7 @@ class Entry(Tokens):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if self.tier is not None and self.tier not in TIERS:
+        if self.tier is not None and self.tier not in TIER_BY_LABEL:
             raise ValueError(f"tier {self.tier!r} is unknown")
         if (self.attempt is None) != (self.key is None):
             raise ValueError("attempt and key come together")

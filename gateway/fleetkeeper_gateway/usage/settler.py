@@ -8,8 +8,8 @@ from typing import Final
 
 import structlog
 
+from fleetkeeper_contract.tiers import TIER_BY_LABEL
 from fleetkeeper_gateway.interfaces import Limiter
-from fleetkeeper_gateway.tiers import TIERS
 from fleetkeeper_gateway.usage import metrics
 from fleetkeeper_gateway.usage.pages import Entry
 
@@ -58,7 +58,7 @@ class Settler:
             return
         try:
             await self._limiter.settle(
-                entry.key, TIERS[entry.tier], entry.request, entry.prompt + entry.answer
+                entry.key, TIER_BY_LABEL[entry.tier], entry.request, entry.prompt + entry.answer
             )
         except Exception:
             # Whatever fails in the limits: the reservation ends by itself, and usage continues.

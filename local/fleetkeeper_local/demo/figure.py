@@ -8,6 +8,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fleetkeeper_contract.tiers import TIER_LABELS
 from fleetkeeper_local.demo.record import seconds_of
 from fleetkeeper_local.demo.recorder import EVERY_S, Observation, Points, points_of, ready_of
 from fleetkeeper_local.demo.series import gapped, spread, steps_of
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LOAD, FAULT = "load", "fault"
-TIERS = ("realtime", "standard", "batch")
 BREAKERS = ("control", "source", "standard", "batch")
 BREAKER_NAMES = {"source": "Prometheus"}
 COLOURS = {"realtime": "#b03a2e", "standard": "#1f618d", "batch": "#7d8b2f"}
@@ -140,7 +140,7 @@ def _requests(axis: Axes, run: Run) -> None:
 
 
 def _first_token(axis: Axes, run: Run) -> None:
-    for tier in TIERS:
+    for tier in TIER_LABELS:
         chosen = [s for s in run.samples if s.arrival.tier == tier and s.first_token_s is not None]
         times = [s.intended_s for s in chosen]
         values = [max(1e-3, s.first_token_s or 0.0) for s in chosen]

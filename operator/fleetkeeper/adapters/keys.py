@@ -16,7 +16,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fleetkeeper.api import rfc3339
+from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.grants import (
     GRANT_JWKS_FILE,
     GRANT_LEEWAY_SECONDS,

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
-from fleetkeeper.autoscale.signals.samples import TIERS, Tier
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, Decision
 from fleetkeeper.common.budget import Budget, Holding, ServiceKey, Usage, bounded_replicas
+from fleetkeeper_contract.tiers import Tier
 
 NO_HOLDINGS: Mapping[ServiceKey, Holding] = MappingProxyType({})
 
@@ -111,7 +111,7 @@ def _supplied(want: Want) -> Holding:
 
 
 def _urgency(want: Want) -> tuple[int, float, ServiceKey]:
-    return TIERS.index(want.tier), -want.breach, want.key
+    return want.tier, -want.breach, want.key
 
 
 def _grant(want: Want, up_to: int, granted: dict[ServiceKey, Allocation], usage: Usage) -> None:

@@ -10,7 +10,6 @@ from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
-from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.state import TickState
 from fleetkeeper.autoscale.types import Decision
 from fleetkeeper.common.values import Event, Remedy
@@ -95,7 +94,7 @@ def control_breaker_event(
 
 def load_breaker_events(
     before: LoadBreaker, after: LoadBreaker, *, acts: bool
-) -> tuple[tuple[Tier, Event], ...]:
+) -> tuple[tuple[str, Event], ...]:
     """Return the events for the load breaker's transitions by tier that changed its state.
 
     `acts` is False if the breaker only reports and engines keep admitting everything.

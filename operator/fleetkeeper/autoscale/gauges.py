@@ -57,8 +57,8 @@ def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
         gauges.append(("decision_restart", why, float(decision.restart.valid)))
     tiers = decision.breakers.load.by_tier()
     for tier, admit in zip(tiers, decision.admission.admit, strict=True):
-        gauges.append(("breaker_state", (("breaker", str(tier)),), _STATES[tiers[tier].state]))
-        gauges.append(("admit_ratio", (("tier", str(tier)),), admit))
+        gauges.append(("breaker_state", (("breaker", tier),), _STATES[tiers[tier].state]))
+        gauges.append(("admit_ratio", (("tier", tier),), admit))
     return tuple(gauges)
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason, previous_condition
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.capacity.estimate import Estimate
@@ -31,6 +30,7 @@ from fleetkeeper.autoscale.signals.open_engines import OpenRun
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import Limits
 from fleetkeeper.common.values import CAUSE_UNKNOWN, BreakerReport, Change, Remedy
+from fleetkeeper_contract import rfc3339
 
 OVERLOAD, PROMETHEUS_LOST = "Overload", "PrometheusLost"
 """Reasons of `status.breaker` for an open load breaker and an open source breaker."""

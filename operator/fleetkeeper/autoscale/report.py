@@ -206,7 +206,7 @@ def _safe_limits_cause(decision: ControlDecision) -> str:
 
 def _shed_tiers(decision: ControlDecision) -> tuple[str, ...]:
     tiers = decision.breakers.load.by_tier() if decision.settings.gates else {}
-    return tuple(str(tier) for tier, breaker in tiers.items() if not breaker.is_closed)
+    return tuple(tier for tier, breaker in tiers.items() if not breaker.is_closed)
 
 
 def _breaker(decision: ControlDecision) -> BreakerReport:
@@ -225,7 +225,7 @@ def _breaker(decision: ControlDecision) -> BreakerReport:
     return BreakerReport(
         str(decision.breakers.control.state),
         str(source.state),
-        {str(tier): str(breaker.state) for tier, breaker in tiers.items()},
+        {tier: str(breaker.state) for tier, breaker in tiers.items()},
         reason,
         _capital(message) if reason else "",
         since,

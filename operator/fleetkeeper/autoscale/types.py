@@ -8,8 +8,9 @@ from typing import Generic, TypeVar
 
 from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.autoscale.signals.backlog import Backlog
-from fleetkeeper.autoscale.signals.samples import TIERS, PodSample, Tier
+from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.common.activation import SCALED, Activation
+from fleetkeeper_contract.tiers import TIER_LABELS, Tier
 
 V = TypeVar("V")
 
@@ -143,11 +144,11 @@ class Admission:
 
     def admit_by_tier(self) -> dict[str, float]:
         """Return the admitted share by tier name, as PUT /v1/limits expects it."""
-        return {str(tier): value for tier, value in zip(TIERS, self.admit, strict=True)}
+        return dict(zip(TIER_LABELS, self.admit, strict=True))
 
     def shares_by_tier(self) -> dict[str, float]:
         """Return the share of sequences by tier name, as PUT /v1/limits expects it."""
-        return {str(Tier.BATCH): self.batch_share}
+        return {Tier.BATCH.label: self.batch_share}
 
 
 @dataclass(frozen=True, slots=True)

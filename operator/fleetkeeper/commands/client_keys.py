@@ -21,12 +21,12 @@ from fleetkeeper.commands.client_key_secrets import (
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 from fleetkeeper.commands.render import yaml_text
 from fleetkeeper_contract import client_keys as entry
+from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.client_key_entries import (
     BadEntry,
     ClientKey,
     digest_of,
     format_limit,
-    format_time,
     new_key,
     parse_entries,
     parse_time,
@@ -199,7 +199,7 @@ def rotate(
     if not secret:
         _say(f"the rotation of the key {name} has ended; one secret is accepted")
         return
-    until = f"until {format_time(key.old_until)}" if key.old_until else "until you run --finish"
+    until = f"until {rfc3339.format(key.old_until)}" if key.old_until else "until you run --finish"
     _say(f"the old secret of the key {name} is accepted {until}; the new one is shown only now:")
     typer.echo(secret)
 
@@ -253,7 +253,7 @@ def _row(secret: Secret, owners: Counter[str], now: float) -> tuple[str, ...]:
         ",".join(key.models),
         key.highest_tier,
         " ".join(f"{what}:{format_limit(limit)}" for what, limit in limits.items() if limit) or "-",
-        format_time(key.expires) if key.expires is not None else "-",
+        rfc3339.format(key.expires) if key.expires is not None else "-",
         _state(key, owners, now),
     )
 
@@ -265,7 +265,7 @@ def _state(key: ClientKey, owners: Counter[str], now: float) -> str:
         return "expired"
     if len(key.digests) == 1 or (key.old_until is not None and now >= key.old_until):
         return "in force"
-    return f"rotating until {format_time(key.old_until)}" if key.old_until else "rotating"
+    return f"rotating until {rfc3339.format(key.old_until)}" if key.old_until else "rotating"
 
 
 def _begun(name: str, key: ClientKey, secret: str, grace: str) -> ClientKey:
@@ -292,7 +292,7 @@ def _end(text: str) -> str:
     """Return the RFC 3339 time of a duration from now, or the text if it is none."""
     match = re.fullmatch("([1-9][0-9]{0,4})([hd])", text)
     if match:
-        return format_time(time.time() + int(match[1]) * SECONDS[match[2]])
+        return rfc3339.format(time.time() + int(match[1]) * SECONDS[match[2]])
     try:
         moment = parse_time("the end", text)
     except BadEntry as problem:

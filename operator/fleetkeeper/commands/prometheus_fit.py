@@ -11,12 +11,13 @@ from typing import Any, Final
 
 from fleetkeeper.adapters.prometheus.queries import label_value
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.samples import TIERS, Counters, PodSample, Source
+from fleetkeeper.autoscale.signals.samples import Counters, PodSample, Source
 from fleetkeeper.autoscale.signals.series_map import PodSeries
 from fleetkeeper.autoscale.signals.windows import NO_STEPS, Window
 from fleetkeeper.commands.prometheus_history import HistoryError, PrometheusHistory
 from fleetkeeper.simulate.hardware import fit_of_sums, model_of_sums
 from fleetkeeper_contract.step_terms import StepSums
+from fleetkeeper_contract.tiers import TIER_LABELS
 from fleetkeeper_steps.hardware import Hardware, InvalidHardware
 
 POINT_S: Final = 60.0
@@ -80,7 +81,7 @@ def fitted(service: str, rows: Sequence[Mapping[str, Any]], cold_start_s: float 
     """
     samples = _samples(rows)
     windows, total, seconds = _windows(samples)
-    requests_seen = sum(getattr(total, f"wait_count_{tier}") for tier in TIERS)
+    requests_seen = sum(getattr(total, f"wait_count_{tier}") for tier in TIER_LABELS)
     capacities = [row.gauges.kv_capacity_tokens for pod in samples.values() for row in pod]
     capacity = min([value for value in capacities if value > 0], default=0.0)
     if not (requests_seen and capacity):
@@ -94,7 +95,7 @@ def fitted(service: str, rows: Sequence[Mapping[str, Any]], cold_start_s: float 
         )
     except InvalidHardware as problem:
         raise NoFit(str(problem)) from problem
-    arrivals = sum(getattr(total, f"arrivals_{tier}") for tier in TIERS)
+    arrivals = sum(getattr(total, f"arrivals_{tier}") for tier in TIER_LABELS)
     return Fitted(
         hardware,
         total.prompt_tokens / requests_seen,

@@ -8,7 +8,6 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,6 +19,7 @@ from rich.text import Text
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.top import OperatorNamespace
 from fleetkeeper.commands.usage_source import UsageError, read_from_cluster, read_from_url
+from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.usage_files import (
     COUNTS,
     BadUsageQueryError,
@@ -105,16 +105,13 @@ def parse_when(name: str, text: str, now: float) -> float:
     """
     if match := AGO.fullmatch(text):
         return max(0.0, now - int(match[1]) * UNITS[match[2]])
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
+    found = rfc3339.parse(text)
+    if found is None:
         raise BadUsageQueryError(
             f"{name} is {text!r}; it must be a number of minutes, hours or days such as 30d, "
             "or a time such as 2026-11-25T23:00:00Z"
         )
-    return found.timestamp()
+    return found
 
 
 def read_directory(

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Status, previous_condition
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.types import Revision
+from fleetkeeper_contract import rfc3339
 
 GOOD_AFTER_S = 60.0
 """A template is good after one of its pods was ready for this time."""

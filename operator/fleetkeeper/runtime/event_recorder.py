@@ -18,13 +18,13 @@ import structlog
 from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import EVENT, INFERENCE_SERVICE, LEASE
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
-from fleetkeeper.api import rfc3339
 from fleetkeeper.common.values import Event, Manifest
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.service_entry import ServiceEntry
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_contract import rfc3339
 
 log = structlog.get_logger(__name__)
 

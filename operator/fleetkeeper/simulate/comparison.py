@@ -23,8 +23,8 @@ from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Load, Scenario, run
 from fleetkeeper.simulate.loads import Mix, untiered
 from fleetkeeper.simulate.outcome import Outcome, Targets, TierOutcome
 from fleetkeeper.simulate.recorder import Moment, Recorder, moment_s
-from fleetkeeper.simulate.requests import TIER_NAMES
 from fleetkeeper.simulate.service_model import ServiceModel, advisory_settings
+from fleetkeeper_contract.tiers import TIER_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def compare(
 def _result(case: Case, setting: Setting, progress: Progress) -> Result:
     figures: dict[str, list[float]] = {name: [] for name in FIGURES}
     tiers: dict[str, dict[str, list[float]]] = {
-        tier: {name: [] for name in TIER_FIGURES} for tier in TIER_NAMES
+        tier: {name: [] for name in TIER_FIGURES} for tier in TIER_LABELS
     }
     moments: tuple[Moment, ...] = ()
     runs: list[BatchRun] = []
@@ -140,7 +140,7 @@ def _result(case: Case, setting: Setting, progress: Progress) -> Result:
             runs.append(batch_run(outcome, without, _added(case, recorder)))
         for name, figure in FIGURES.items():
             figures[name].append(float(figure(outcome)))
-        for tier, row in zip(TIER_NAMES, outcome.tiers, strict=True):
+        for tier, row in zip(TIER_LABELS, outcome.tiers, strict=True):
             for name, of_tier in TIER_FIGURES.items():
                 tiers[tier][name].append(float(of_tier(row)))
         if seed == 1 and isinstance(recorder, Recorder):
@@ -192,7 +192,7 @@ def scenario_of(case: Case, setting: Setting, seed: int) -> Scenario:
             every_s,
             model.drain_s,
             faults.has_metrics,
-            tiers=TIER_NAMES[:2] if setting.batches else TIER_NAMES,
+            tiers=TIER_LABELS[:2] if setting.batches else TIER_LABELS,
         ),
         engine=engine,
         replicas=replicas,

@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 
 from fleetkeeper.autoscale.signals.histogram_edges import snap_down
 from fleetkeeper.autoscale.signals.samples import Counters
-from fleetkeeper.simulate.requests import TIER_NAMES
 from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S
 from fleetkeeper_contract.step_terms import StepSums
+from fleetkeeper_contract.tiers import TIER_LABELS
 
 _INDEX: Final = {name: index for index, name in enumerate(Counters._fields)}
 _WAIT_COUNT, _WAIT_SUM, _WAIT_WITHIN, _ARRIVALS = (
-    tuple(_INDEX[f"{prefix}_{tier}"] for tier in TIER_NAMES)
+    tuple(_INDEX[f"{prefix}_{tier}"] for tier in TIER_LABELS)
     for prefix in ("wait_count", "wait_sum_s", "wait_within", "arrivals")
 )
 _SQUARED = _INDEX["arrivals_squared"]

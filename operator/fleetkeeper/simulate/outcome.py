@@ -13,7 +13,8 @@ from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.simulate.batch_client import BatchWork
 from fleetkeeper.simulate.cluster import Cluster
 from fleetkeeper.simulate.loads import StockRequest
-from fleetkeeper.simulate.requests import TIER_NAMES, Request
+from fleetkeeper.simulate.requests import Request
+from fleetkeeper_contract.tiers import TIER_LABELS
 
 
 class Targets(NamedTuple):
@@ -129,7 +130,7 @@ class Outcome:
                 self.unfinished += pod.engine.load
         total = [sum(column) for column in zip(*_counters(cluster), strict=True)]
         counters = Counters._make(total) if total else Counters()
-        judged = TIER_NAMES[:2] if self.works else TIER_NAMES
+        judged = TIER_LABELS[:2] if self.works else TIER_LABELS
         waits = sum([getattr(counters, f"wait_count_{tier}") for tier in judged])
         within = sum([getattr(counters, f"wait_within_{tier}") for tier in judged])
         self.wait_attainment = within / waits if waits else 1.0

@@ -13,7 +13,7 @@ from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop
 from fleetkeeper.simulate.closed_loop import EPOCH_S
 from fleetkeeper.simulate.cluster import Cluster
-from fleetkeeper.simulate.requests import TIER_NAMES
+from fleetkeeper_contract.tiers import TIER_LABELS
 
 MOMENTS: Final = 360
 """The most rows of a time line."""
@@ -62,7 +62,7 @@ class Recorder:
     has_metrics: Callable[[float], bool]
     interval_s: float = TICK_S
     control_s: float = 0.0
-    tiers: Sequence[str] = TIER_NAMES
+    tiers: Sequence[str] = TIER_LABELS
     added: int = 0
     moments: list[Moment] = field(default_factory=list)
     _inner_at: float = -math.inf
@@ -95,7 +95,7 @@ class Recorder:
         delta = Counters._make(a - b for a, b in zip(total, self._before, strict=True))
         self._before = total
         # Engines count a request that is sent to several of them several times.
-        pairs = zip(TIER_NAMES, cluster.arrived, strict=True)
+        pairs = zip(TIER_LABELS, cluster.arrived, strict=True)
         arrived = sum([count for tier, count in pairs if tier in self.tiers])
         before, self._arrived = self._arrived, arrived
         waits = _sum_of(delta, "wait_count", self.tiers)

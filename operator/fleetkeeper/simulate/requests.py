@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 NOT_YET: Final = -1.0
-TIER_NAMES: Final = ("realtime", "standard", "batch")
 
 
 class Request:

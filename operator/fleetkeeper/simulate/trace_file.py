@@ -13,14 +13,14 @@ from itertools import pairwise
 from typing import Final
 
 from fleetkeeper.simulate.loads import Row
-from fleetkeeper.simulate.requests import TIER_NAMES
+from fleetkeeper_contract.tiers import TIER_LABELS
 
 TIME: Final = "t_s"
 INPUT: Final = "input_tokens"
 OUTPUT: Final = "output_tokens"
 TIER: Final = "tier"
 NEEDED: Final = (TIME, INPUT, OUTPUT)
-STANDARD: Final = TIER_NAMES.index("standard")
+STANDARD: Final = TIER_LABELS.index("standard")
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
@@ -107,11 +107,11 @@ def _columns(place: str, header: Sequence[str]) -> Mapping[str, int]:
 def _row(place: str, cells: Sequence[str], columns: Mapping[str, int]) -> Row:
     texts = {column: _cell(place, cells, column, at) for column, at in columns.items()}
     tier = texts.get(TIER, "")
-    if tier and tier not in TIER_NAMES:
-        raise BadTrace(f"{place}: {TIER}: {tier!r} is unknown; use {', '.join(TIER_NAMES)}")
+    if tier and tier not in TIER_LABELS:
+        raise BadTrace(f"{place}: {TIER}: {tier!r} is unknown; use {', '.join(TIER_LABELS)}")
     return (
         _number(place, TIME, texts[TIME]),
-        TIER_NAMES.index(tier) if tier else STANDARD,
+        TIER_LABELS.index(tier) if tier else STANDARD,
         _whole(place, INPUT, texts[INPUT]),
         _whole(place, OUTPUT, texts[OUTPUT]),
     )

@@ -21,6 +21,7 @@ from fleetkeeper_contract.grants import (
     KEY_CLAIM,
     USAGE_TYPE,
 )
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.grants.refusals import GrantRefusedError
 from fleetkeeper_engine.in_vllm.http.grants.signatures import GrantVerifier
 from fleetkeeper_gateway.grants.keys import KeyFiles, read_keys
@@ -32,7 +33,6 @@ from fleetkeeper_gateway.grants.signer import (
     UsageTokenSigner,
 )
 from fleetkeeper_gateway.interfaces import Service
-from fleetkeeper_gateway.tiers import Tier
 
 NOW = 1_900_000_000
 CLAIMS = {

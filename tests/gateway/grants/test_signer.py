@@ -13,6 +13,7 @@ import pytest
 
 from fleetkeeper.adapters.keys import new_grant_keys, rotated_grant_keys
 from fleetkeeper_contract.grants import GRANT_ISSUER, GRANT_TYPE, USAGE_TYPE
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.grants.attempts import AttemptChecker
 from fleetkeeper_gateway.grants.keys import KeyFiles, NoGrantKeyError, read_keys
 from fleetkeeper_gateway.grants.settings import GrantSettings
@@ -23,7 +24,6 @@ from fleetkeeper_gateway.grants.signer import (
     create_key_files,
 )
 from fleetkeeper_gateway.interfaces import Service
-from fleetkeeper_gateway.tiers import Tier
 from tests.support.no_descriptors import no_file_can_be_opened
 
 NOW = 1_900_000_000.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetkeeper_contract.headers import TIER_HEADER
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.interfaces import LimitRefused
-from fleetkeeper_gateway.tiers import Tier
 from tests.gateway.http.world import CHAT, KEY, World
 
 TOKEN = f"Bearer batch.{KEY.id}.signed"

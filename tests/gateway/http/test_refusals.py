@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http import request_shape
 from fleetkeeper_engine.in_vllm.http.request_shape import Route, route_of
 from fleetkeeper_gateway.http.paths import INFERENCE
 from fleetkeeper_gateway.interfaces import Key, LimitRefused
-from fleetkeeper_gateway.tiers import Tier
 from tests.gateway.http.world import AUTHORIZATION, CHAT, KEY, World, chat, head, service
 
 

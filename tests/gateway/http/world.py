@@ -17,11 +17,11 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.http.parts import Gateway, Parts
 from fleetkeeper_gateway.http.settings import ServeSettings
 from fleetkeeper_gateway.interfaces import Demand, Key, KeyRefused, LimitRefused, Service
 from fleetkeeper_gateway.serve import Addresses, Signals, serve
-from fleetkeeper_gateway.tiers import Tier
 
 GUARD_S: Final = 90.0
 """Time after which a wait counts as hanging."""

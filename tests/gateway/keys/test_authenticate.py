@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.interfaces import Key, KeyRefused, Service
 from fleetkeeper_gateway.keys.anonymous import AnonymousKeys
 from fleetkeeper_gateway.keys.bearer import digest_of_header
 from fleetkeeper_gateway.keys.settings import KeysSettings
 from fleetkeeper_gateway.keys.watched import WatchedKeys, create_keys
 from fleetkeeper_gateway.kubernetes.reflector import TRIES_BEFORE_LIST
-from fleetkeeper_gateway.tiers import Tier
 from tests.support.client_keys import RecordedAudit, key_entries, key_of, key_secret
 from tests.support.gateway_world import until
 from tests.support.list_watch_server import ListWatchServer

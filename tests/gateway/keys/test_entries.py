@@ -9,30 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.client_key_entries import (
     MAX_LIMIT,
-    TIERS,
     BadEntry,
     ClientKey,
     decoded_entries,
     digest_of,
     entries_of,
     format_limit,
-    format_time,
     is_key,
     new_key,
     parse_entries,
     parse_limit,
     parse_time,
 )
+from fleetkeeper_contract.tiers import TIER_LABELS
 from tests.support.client_keys import key_entries, key_of
 
 KEY = key_of(1)
 TEXTS = st.text(max_size=80)
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 GLOBS = st.from_regex(r"[A-Za-z0-9._:/*?-]{1,30}", fullmatch=True)
-LIMITS = st.dictionaries(st.sampled_from(TIERS), st.integers(1, MAX_LIMIT)).map(
-    lambda found: tuple((tier, found[tier]) for tier in TIERS if tier in found)
+LIMITS = st.dictionaries(st.sampled_from(TIER_LABELS), st.integers(1, MAX_LIMIT)).map(
+    lambda found: tuple((tier, found[tier]) for tier in TIER_LABELS if tier in found)
 )
 MOMENTS = st.none() | st.integers(0, 10**11).map(float)
 
@@ -47,7 +47,7 @@ def client_keys(draw: st.DrawFn) -> ClientKey:
         digests=tuple(one.hex() for one in digests),
         namespaces=tuple(draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))),
         models=tuple(draw(st.lists(GLOBS, min_size=1, max_size=4, unique=True))),
-        highest_tier=draw(st.sampled_from(TIERS)),
+        highest_tier=draw(st.sampled_from(TIER_LABELS)),
         expires=draw(MOMENTS),
         old_until=draw(MOMENTS) if len(digests) == 2 else None,
         requests_per_minute=draw(LIMITS),
@@ -160,7 +160,7 @@ def test_any_data_is_decoded_or_refused(data: object) -> None:
 
 
 def test_a_limit_without_a_tier_holds_for_each_tier() -> None:
-    assert parse_limit("limit", "100") == tuple((tier, 100) for tier in TIERS)
+    assert parse_limit("limit", "100") == tuple((tier, 100) for tier in TIER_LABELS)
     assert format_limit(parse_limit("limit", "100")) == "100"
 
 
@@ -186,7 +186,7 @@ def test_a_limit_of_no_tier_is_told_which_tiers_there_are(text: str) -> None:
 
 def test_a_time_may_have_a_fraction_and_an_offset() -> None:
     assert parse_time("expires", "2030-01-01T02:00:00.5+02:00") == 1893456000.5
-    assert format_time(1893456000.5) == "2030-01-01T00:00:00Z"
+    assert rfc3339.format(1893456000.5) == "2030-01-01T00:00:00Z"
 
 
 @pytest.mark.promise("key-digests")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.interfaces import Key, Limiter, LimitRefused
 from fleetkeeper_gateway.limits import LimitSettings
-from fleetkeeper_gateway.tiers import Tier
 from tests.support.lanes import keep_first
 from tests.support.limits_world import (
     BRIEF,

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.interfaces import Demand
 from fleetkeeper_gateway.limits import LimitSettings, Timing
-from fleetkeeper_gateway.tiers import Tier
 from tests.support.limits_world import (
     PATIENT,
     Replicas,

@@ -14,12 +14,12 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper.adapters.keys import new_grant_keys
-from fleetkeeper_engine.shm.layout import Tier as EngineTier
+from fleetkeeper_contract.tiers import Tier
+from fleetkeeper_contract.tiers import Tier as EngineTier
 from fleetkeeper_gateway.grants.attempts import AttemptChecker, new_attempt
 from fleetkeeper_gateway.grants.keys import read_keys
 from fleetkeeper_gateway.grants.settings import GrantSettings
 from fleetkeeper_gateway.grants.signer import create_key_files
-from fleetkeeper_gateway.tiers import Tier
 from fleetkeeper_gateway.usage import engines as reading
 from fleetkeeper_gateway.usage import metrics
 from tests.support.usage_bench import Bench, never, until

@@ -20,10 +20,10 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from fleetkeeper.adapters.keys import new_grant_keys
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.grants.keys import read_keys
 from fleetkeeper_gateway.interfaces import Demand, Key, LimitRefused, TierLimits
 from fleetkeeper_gateway.limits import LimitSettings, create_limiter
-from fleetkeeper_gateway.tiers import Tier
 from tests.support.engine_environment import free_port
 from tests.support.list_watch_server import ListWatchServer
 from tests.support.redis_server import redis_server

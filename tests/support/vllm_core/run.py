@@ -16,18 +16,17 @@ from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
+from fleetkeeper_contract.tiers import TIERS, Tier
 from fleetkeeper_engine.in_vllm.realtime_reserve import progressing_tokens
 from fleetkeeper_engine.in_vllm.scheduler import LiveLimits
 from fleetkeeper_engine.in_vllm.scheduler_facts import is_blocked
 from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
 from fleetkeeper_engine.in_vllm.usage.hooks import install
-from fleetkeeper_engine.shm.layout import Tier
 from fleetkeeper_engine.shm.ledger import LedgerWriter
 from tests.support.vllm_core.core import SEQUENCES, TOKENS, Core, Sent
 from tests.support.vllm_core.model import STOP, made_up_token
 
 Facts = dict[str, Any]
-TIERS = (Tier.REALTIME, Tier.STANDARD, Tier.BATCH)
 
 
 class Cases:

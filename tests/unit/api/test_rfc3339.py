@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetkeeper.api import rfc3339
+from fleetkeeper_contract import rfc3339
 
 
 @pytest.mark.parametrize("moment", [0.0, 1767225600.0, 1767225600.9])

@@ -14,9 +14,9 @@ from statistics import fmean
 import pytest
 
 from fleetkeeper.api.status_enums import BreakerState
-from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.engine import H100_8B, H100_70B
+from fleetkeeper_contract.tiers import Tier
 from tests.support.lanes import keep_first
 from tests.support.simulated import Case, Record, played
 
@@ -289,7 +289,11 @@ def test_pods_that_never_come_are_not_requested_twice() -> None:
     assert record.ticks[-1].ready == 2
     surge = [tick.decision.breakers.load for tick in record.ticks if tick.time >= 300]
     opened = [
-        next(n for n, load in enumerate(surge) if load.by_tier()[tier].state is BreakerState.OPEN)
+        next(
+            n
+            for n, load in enumerate(surge)
+            if load.by_tier()[tier.label].state is BreakerState.OPEN
+        )
         for tier in (Tier.BATCH, Tier.STANDARD)
     ]
     assert opened[0] < opened[1] <= 12

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.types import ScalingMode
 from fleetkeeper.autoscale.arbitrate import want_of
@@ -23,10 +22,12 @@ from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE, DeadlineNeed, d
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.backlog import Backlog
-from fleetkeeper.autoscale.signals.samples import Gauges, Tier
+from fleetkeeper.autoscale.signals.samples import Gauges
 from fleetkeeper.autoscale.state import TickState
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 from fleetkeeper.common.activation import Activation, State
+from fleetkeeper_contract import rfc3339
+from fleetkeeper_contract.tiers import Tier
 from tests.support.control_cases import NOW, Loop, reported_status
 from tests.support.lanes import examples
 from tests.support.replica_cases import BROKEN, SETTINGS, WAITS, decided, signals, view

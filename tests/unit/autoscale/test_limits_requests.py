@@ -22,7 +22,6 @@ from fleetkeeper.autoscale.rules.remedies import (
     decide_replacements,
     remedy_in_force,
 )
-from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.types import (
     Admission,
     ControlSettings,
@@ -32,6 +31,7 @@ from fleetkeeper.autoscale.types import (
 )
 from fleetkeeper.common.budget import Budget
 from fleetkeeper.common.values import Remedy
+from fleetkeeper_contract.tiers import Tier
 from tests.support.control_cases import NOW, pod_view
 from tests.support.lanes import examples
 

@@ -18,9 +18,10 @@ from fleetkeeper.autoscale.rules.load_breaker import (
     pressure,
     rejected_ratio,
 )
-from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Tier
+from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlSettings, Grade
+from fleetkeeper_contract.tiers import Tier
 from tests.support.control_cases import NOW
 from tests.support.lanes import examples
 
@@ -138,7 +139,7 @@ def test_replicas_that_are_warming_up_keep_the_breaker_as_it_is() -> None:
         states.append((NOW + second, current))
     for now, breaker in states:
         for tier, of_tier in breaker.by_tier().items():
-            if tier != Tier.REALTIME:
+            if tier != Tier.REALTIME.label:
                 is_due = now - opened[tier] >= LOAD_OPEN_S[0] + WARM_UP_S
                 assert of_tier.state is (CLOSED if is_due else OPEN)
     assert current.is_closed

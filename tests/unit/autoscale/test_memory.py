@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.memory import (
     ControlMemory,
@@ -15,6 +14,7 @@ from fleetkeeper.autoscale.memory import (
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.values import CAUSE_UNKNOWN, Remedy
+from fleetkeeper_contract import rfc3339
 from tests.support.control_cases import NOW, Loop, reported_status
 from tests.support.service_reports import reported
 

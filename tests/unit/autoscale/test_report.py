@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.status import InferenceServiceStatus
 from fleetkeeper.api.status_enums import BreakerState
@@ -19,6 +18,7 @@ from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.samples import Gauges, Source
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.reconcile.status.control import report_to_status
+from fleetkeeper_contract import rfc3339
 from tests.support.control_cases import NOW, Loop, pod_view, reported_status
 from tests.support.service_reports import condition, reported
 

@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.autoscale.rules.fragmentation import RestartReason
 from fleetkeeper.commands.explain import (
     BREAKERS,
@@ -31,6 +30,7 @@ from fleetkeeper.commands.fleet_view import (
 from fleetkeeper.commands.top import fleet_table
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper_contract import rfc3339
 
 NOW = 1_790_000_000.0
 

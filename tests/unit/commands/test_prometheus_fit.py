@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.autoscale.signals.samples import TIERS
 from fleetkeeper.commands.prometheus_fit import NoFit, fitted
 from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import StepClass
+from fleetkeeper_contract.tiers import TIER_LABELS
 from fleetkeeper_steps.costs import StepCosts
 
 COSTS = StepCosts(0.003, 0.004, 4e-5, 2e-5, 5e-8)
@@ -52,7 +52,7 @@ def series(engine: Engine, now: float) -> Iterator[tuple[str, str, float]]:
         for term, value in sums._asdict().items():
             yield f"fleetkeeper_step_model_{term}_total", step_class.label, value
     counters = sample.counters._asdict()
-    for tier in TIERS:
+    for tier in TIER_LABELS:
         yield "fleetkeeper_queue_wait_seconds_count", str(tier), counters[f"wait_count_{tier}"]
         yield "fleetkeeper_arrivals_total", str(tier), counters[f"arrivals_{tier}"]
     yield "fleetkeeper_prompt_tokens_total", "", counters["prompt_tokens"]

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal, Ticket
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
-from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock
 from tests.support.lanes import examples
 
 SECOND = 1_000_000

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.rules import (
     Candidate,
     DrainRate,
@@ -18,7 +19,6 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
 )
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, ReleaseReason
 from fleetkeeper_engine.in_vllm.realtime_reserve import reserve_of
-from fleetkeeper_engine.shm.layout import Tier
 from tests.support.lanes import examples
 
 RULE = PriorityRule(standard_offset_us=0, batch_ageing_us=30_000_000)

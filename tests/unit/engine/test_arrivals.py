@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.arrivals import RETRY_MEMORY_S, Arrivals
-from fleetkeeper_engine.shm.layout import Tier
 
 
 def test_arrivals_are_counted_once_and_in_one_second_bins() -> None:

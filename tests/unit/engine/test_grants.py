@@ -16,6 +16,7 @@ import jwt
 import pytest
 
 from fleetkeeper_contract.grants import MAX_GRANT_BYTES
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.grants_file import GrantsFile, parse_grants
 from fleetkeeper_engine.in_vllm.http.asgi import Receive, Scope, Send
 from fleetkeeper_engine.in_vllm.http.grants import gate
@@ -25,7 +26,7 @@ from fleetkeeper_engine.in_vllm.http.grants.refusals import GrantRefusedError
 from fleetkeeper_engine.in_vllm.http.grants.used import UsedGrants
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER
-from fleetkeeper_engine.shm.layout import GrantRefusal, Tier
+from fleetkeeper_engine.shm.layout import GrantRefusal
 from fleetkeeper_engine.shm.region import Region
 from tests.support.grants import SERVICE, GrantKey, baggage, bearer, grants_text, write_grants
 from tests.support.middleware_calls import (

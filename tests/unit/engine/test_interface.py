@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
+from fleetkeeper_contract.tiers import TIER_LABELS
 from fleetkeeper_engine import cli
 from fleetkeeper_engine.cli import DEFAULT_RUN, DEFAULT_TERMINATION, RUN_ENVIRONMENT
 from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
@@ -30,7 +31,7 @@ from fleetkeeper_engine.in_vllm.settings import (
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION
 from fleetkeeper_engine.spec import ENVIRONMENT as DOCUMENT
 from fleetkeeper_engine.supervisor.control_api.auth import KEYS_FILE
-from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS, TIERS
+from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
 from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET
 from fleetkeeper_engine.supervisor.launch import fetch
 from fleetkeeper_engine.supervisor.launch.downloads import PACKAGE_PATH
@@ -259,7 +260,7 @@ def test_a_request_for_limits_keeps_its_fields() -> None:
     schema = LimitsRequest.model_json_schema(by_alias=True)
     assert set(_fields(schema, schema)) == {
         *("sequences", "tokens", "leaseSeconds", "generation"),
-        *(f"{part}.{tier}" for part in ("admit", "shares") for tier in TIERS),
+        *(f"{part}.{tier}" for part in ("admit", "shares") for tier in TIER_LABELS),
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.shm.layout import Tier
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.shm.ledger import (
     PAGE_ENTRIES,
     Entry,

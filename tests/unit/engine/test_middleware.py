@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http import dispatcher
 from fleetkeeper_engine.in_vllm.http.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
 from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, VllmSettings
-from fleetkeeper_engine.shm.layout import MiddlewareBlock, Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import MiddlewareBlock, Outcome, SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 
 COMPLETIONS = "/v1/completions"

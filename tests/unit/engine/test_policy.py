@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.reconcile.manifests.control_config import POLICY_FILE as OPERATORS_FILE
 from fleetkeeper.reconcile.manifests.engine_document import desired_policy, document_text
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal, Ticket
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.policy import Policy
-from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.priority import (
     PriorityRule,
     ReleaseReason,
@@ -13,7 +14,6 @@ from fleetkeeper_engine.in_vllm.priority import (
     is_realtime,
     request_of,
 )
-from fleetkeeper_engine.shm.layout import Tier
 
 RULE = PriorityRule(standard_offset_us=0, batch_ageing_us=30_000_000)
 SECOND = 1_000_000

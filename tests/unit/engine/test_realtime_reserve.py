@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Ticket
 from fleetkeeper_engine.in_vllm.realtime_reserve import (
@@ -19,7 +20,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
     reserve_of,
 )
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
-from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import SupervisorBlock
 from tests.support.lanes import keep_first
 
 STEP_S = 0.02

@@ -26,6 +26,7 @@ from fleetkeeper_contract.histogram_buckets import (
     TIME_TO_FIRST_TOKEN_EDGES_S,
 )
 from fleetkeeper_contract.step_terms import TERMS
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.shm.codec import VERSION, pack_header, places, seal, unpack_header, unseal
 from fleetkeeper_engine.shm.layout import (
     CAP,
@@ -41,7 +42,6 @@ from fleetkeeper_engine.shm.layout import (
     MiddlewareBlock,
     SchedulerBlock,
     SupervisorBlock,
-    Tier,
 )
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.shm.step_sums import products

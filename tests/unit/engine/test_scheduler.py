@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.live_scheduling import NEEDED, LiveScheduling
 from fleetkeeper_engine.in_vllm.realtime_reserve import (
     RESERVE_KEPT_S,
@@ -19,7 +20,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
 )
 from fleetkeeper_engine.in_vllm.scheduler import chosen_class, live_scheduler, mixed_into
 from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, VllmSettings
-from fleetkeeper_engine.shm.layout import SCHEDULER, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import SCHEDULER, SupervisorBlock
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.shm.region import Region
 from tests.support.scheduler_stand_in import (

@@ -9,10 +9,11 @@ import pytest
 
 from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
 from fleetkeeper_contract.step_terms import TERMS
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 from fleetkeeper_engine.in_vllm.scheduler import mixed_into
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
-from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from tests.support.scheduler_stand_in import (
     RULE,

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.grants.identity import SCOPE_KEY, GrantIdentity
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
 from fleetkeeper_engine.in_vllm.usage.hooks import MODULE, hook, install
-from fleetkeeper_engine.shm.layout import Tier
 from fleetkeeper_engine.shm.ledger import Entry, LedgerReader, LedgerWriter, Tokens
 from tests.support.middleware_calls import Call
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from fleetkeeper_engine.shm.layout import Tier
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.shm.ledger import Entry, LedgerWriter, Tokens
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document

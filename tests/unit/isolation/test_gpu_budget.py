@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.autoscale.arbitrate import Want, arbitrate
-from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.activation import Activation, State
 from fleetkeeper.common.budget import (
@@ -24,6 +23,7 @@ from fleetkeeper.common.budget import (
 )
 from fleetkeeper.common.values import ReplicaAllocation
 from fleetkeeper.reconcile.types import Kind
+from fleetkeeper_contract.tiers import Tier
 from tests.support.control_cases import Loop
 from tests.support.lanes import examples
 from tests.support.plan_cluster import settle

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from fleetkeeper_contract.bodies.asked import whole
 from fleetkeeper_contract.bodies.reader import read_body
 from fleetkeeper_contract.bodies.refused import RefusedBodyError
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Ticket
 from fleetkeeper_engine.in_vllm.http.request_shape import (
@@ -22,7 +23,7 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
     shape_of,
 )
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
-from fleetkeeper_engine.shm.layout import SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import SupervisorBlock
 from tests.support.lanes import examples
 from tests.support.middleware_calls import Call, StandInVllm, running_middleware
 

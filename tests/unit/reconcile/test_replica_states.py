@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.status import MAX_REPLICA_STATES
 from fleetkeeper.api.status_enums import ReplicaStage
 from fleetkeeper.common.values import ControlReport, ReplicaAllocation, StartProgress
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.types import Container, Pod, Termination
+from fleetkeeper_contract import rfc3339
 from tests.support import plan_cluster
 from tests.support.plan_cluster import live, settle
 from tests.support.plan_world import World, act, new_world, plan_of, with_spec

@@ -14,8 +14,9 @@ from fleetkeeper_contract.histogram_buckets import (
     INTER_TOKEN_LATENCY_EDGES_S,
     TIME_TO_FIRST_TOKEN_EDGES_S,
 )
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.asgi import Message, first_headers
-from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, Tier
+from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells
 
 _FIRST, _FIRST_SUM, _GAP, _GAP_SUM = (
     MIDDLEWARE.cells[name]

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.access import INTERNAL, Access, is_from_loopback
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal, Ticket
@@ -60,7 +61,7 @@ from fleetkeeper_engine.in_vllm.http.shared_state import SharedState
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
 from fleetkeeper_engine.in_vllm.usage.hooks import install
-from fleetkeeper_engine.shm.layout import Outcome, Tier
+from fleetkeeper_engine.shm.layout import Outcome
 from fleetkeeper_engine.shm.region import Region
 
 _TIERS = {tier.label.encode(): tier for tier in Tier}

@@ -7,6 +7,7 @@ from typing import Final
 
 from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_contract.headers import TIER_HEADER
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal
 from fleetkeeper_engine.in_vllm.http.asgi import (
     Headers,
@@ -17,7 +18,7 @@ from fleetkeeper_engine.in_vllm.http.asgi import (
     first_headers,
 )
 from fleetkeeper_engine.in_vllm.http.latencies import StreamTimer, is_stream
-from fleetkeeper_engine.shm.layout import Outcome, Tier
+from fleetkeeper_engine.shm.layout import Outcome
 
 CLOSE: Headers = [(b"connection", b"close")]
 _AGAIN: Headers = [(b"retry-after", b"1")]

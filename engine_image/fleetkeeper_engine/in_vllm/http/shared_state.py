@@ -5,17 +5,11 @@ from __future__ import annotations
 import os
 from array import array
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.queue import Admission
 from fleetkeeper_engine.in_vllm.http.grants.gate import GrantGate
 from fleetkeeper_engine.in_vllm.http.latencies import LatencyRecord
-from fleetkeeper_engine.shm.layout import (
-    MIDDLEWARE,
-    Cells,
-    GrantRefusal,
-    Outcome,
-    SupervisorBlock,
-    Tier,
-)
+from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, GrantRefusal, Outcome, SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 
 _NO_ARRIVALS = (0.0, 0.0, 0.0)

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleetkeeper_engine.shm.layout import Tier
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.shm.ledger import Entry, LedgerWriter, Tokens, path_of_environment
 
 logger = logging.getLogger("vllm.fleetkeeper")

@@ -14,11 +14,11 @@ from fleetkeeper_contract.histogram_buckets import (
     TIME_TO_FIRST_TOKEN_EDGES_S,
 )
 from fleetkeeper_contract.step_terms import TERMS, StepClass
-from fleetkeeper_engine.shm.layout import GrantRefusal, Outcome, Tier
+from fleetkeeper_contract.tiers import TIER_LABELS
+from fleetkeeper_engine.shm.layout import GrantRefusal, Outcome
 from fleetkeeper_engine.spec import CONTRACT
 from fleetkeeper_engine.supervisor.start_stages import StartStage
 
-TIERS = tuple(tier.label for tier in Tier)
 OUTCOMES = tuple(outcome.label for outcome in Outcome)
 GRANT_REFUSALS = tuple(reason.label for reason in GrantRefusal)
 START_STAGES = tuple(stage.value for stage in StartStage)
@@ -38,7 +38,7 @@ class Metric:
     edges: tuple[float, ...] = ()
 
 
-_BY_TIER = (("tier", TIERS),)
+_BY_TIER = (("tier", TIER_LABELS),)
 
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -154,7 +154,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Requests by outcome at admission.",
         ("tier", "outcome"),
-        (("tier", TIERS), ("outcome", OUTCOMES)),
+        (("tier", TIER_LABELS), ("outcome", OUTCOMES)),
     ),
     Metric("fleetkeeper_schedule_calls_total", "counter", "Calls of the scheduler."),
     Metric("fleetkeeper_steps_total", "counter", "Steps with at least one token."),

@@ -16,6 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from fleetkeeper_contract.step_terms import TERMS, StepClass
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.limits import LimitRange, limits_in_force
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
@@ -25,7 +26,6 @@ from fleetkeeper_engine.shm.layout import (
     Outcome,
     SchedulerBlock,
     SupervisorBlock,
-    Tier,
 )
 from fleetkeeper_engine.spec import CONTRACT
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS_BY_NAME

@@ -16,12 +16,12 @@ from yarl import URL
 
 from fleetkeeper_contract.client_keys import ANONYMOUS
 from fleetkeeper_contract.headers import REFUSED_HEADER, REQUEST_ID_HEADER, TIER_HEADER
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.batch.interfaces import Answer, AnswerTooLarge, NotAnswered
 from fleetkeeper_gateway.batch.workers.lines import is_kept
 from fleetkeeper_gateway.batch.workers.room import Room
 from fleetkeeper_gateway.grants.keys import NoGrantKeyError
 from fleetkeeper_gateway.grants.signer import BatchTokenSigner
-from fleetkeeper_gateway.tiers import Tier
 from fleetkeeper_gateway.upstream.body import body_of
 from fleetkeeper_gateway.upstream.client import KEEP_ALIVE_S
 

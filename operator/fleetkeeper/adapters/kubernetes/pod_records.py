@@ -19,7 +19,6 @@ from fleetkeeper.adapters.kubernetes.reading import (
     required_map,
     text,
 )
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_TEMPLATE_HASH,
@@ -29,6 +28,7 @@ from fleetkeeper.api.names import (
 from fleetkeeper.common.budget import accelerators_of
 from fleetkeeper.reconcile.observe.pod_problems import engine_line
 from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, SecretUse, Termination
+from fleetkeeper_contract import rfc3339
 
 MAX_SECRET_USES = 64
 """Variables from Secrets kept of a pod: those of `engine.env` (32), and some that webhooks add."""

@@ -28,7 +28,6 @@ from fleetkeeper.adapters.kubernetes.reading import (
     text,
     version_of,
 )
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.names import (
     ANNOTATION_TEMPLATE_HASH,
     FIELD_MANAGER,
@@ -47,6 +46,7 @@ from fleetkeeper.reconcile.types import (
     Revision,
     Workload,
 )
+from fleetkeeper_contract import rfc3339
 
 ANNOTATION_REVISION = "deployment.kubernetes.io/revision"
 MAX_CONDITIONS = 8

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
-from fleetkeeper.autoscale.signals.samples import TIERS
 from fleetkeeper.autoscale.signals.series_map import PLACES, SHOWN, STEP_CLASSES, STEP_TERMS
 from fleetkeeper_contract import batch_metrics
+from fleetkeeper_contract.tiers import TIER_LABELS
 
 SERVICE_LABEL: Final = "inference_service"
 BY: Final = "namespace, pod"
 OURS: Final = f'{SERVICE_LABEL}!=""'
-TIER: Final = f', tier=~"{"|".join(TIERS)}"'
+TIER: Final = f', tier=~"{"|".join(TIER_LABELS)}"'
 KIND: Final = ', kind=~"effective|applied"'
 NAMESPACES_TEXT: Final = 2_000
 """Maximum length of the namespaces in a query of the whole fleet. Longer lists are left out, because
@@ -106,7 +106,7 @@ def _times(scope: str) -> str:
 def _disputed(edges: str) -> Callable[[str], str]:
     """Return the query for pods with more than one series of the same name and known labels."""
     known = (
-        f', tier=~"|{"|".join(TIERS)}", kind=~"|effective|applied"'
+        f', tier=~"|{"|".join(TIER_LABELS)}", kind=~"|effective|applied"'
         f', step_class=~"|{"|".join(STEP_CLASSES)}", le=~"|{edges}"'
     )
 

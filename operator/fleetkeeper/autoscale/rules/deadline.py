@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.autoscale.constants import (
     BATCH_DOWN_FACTOR,
     BATCH_UP_FACTOR,
@@ -26,6 +25,7 @@ from fleetkeeper.autoscale.constants import (
 )
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.state import TickState
+from fleetkeeper_contract import rfc3339
 
 BATCH_DEADLINE = "BatchDeadline"
 """Reason of replicas that only the deadline of a backlog requires."""

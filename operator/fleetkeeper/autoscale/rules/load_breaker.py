@@ -41,9 +41,9 @@ from fleetkeeper.autoscale.constants import (
     STANDARD_OPEN_TICKS,
     WARM_UP_S,
 )
-from fleetkeeper.autoscale.signals.samples import Tier
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Admission, ControlSettings, Grade
+from fleetkeeper_contract.tiers import TIER_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class LoadBreaker:
         """Return whether every tier is closed."""
         return self.realtime.is_closed and self.standard.is_closed and self.batch.is_closed
 
-    def by_tier(self) -> dict[Tier, TierBreaker]:
-        """Return the breakers by tier."""
-        return {Tier.REALTIME: self.realtime, Tier.STANDARD: self.standard, Tier.BATCH: self.batch}
+    def by_tier(self) -> dict[str, TierBreaker]:
+        """Return the breakers by the tier's label."""
+        return dict(zip(TIER_LABELS, (self.realtime, self.standard, self.batch), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,17 +25,6 @@ class Source(StrEnum):
     DIRECT = "Direct"
 
 
-class Tier(StrEnum):
-    """The priority classes of requests, most urgent first."""
-
-    REALTIME = "realtime"
-    STANDARD = "standard"
-    BATCH = "batch"
-
-
-TIERS = (Tier.REALTIME, Tier.STANDARD, Tier.BATCH)
-
-
 class Counters(NamedTuple):
     """Cumulative values of one pod: seconds, requests, steps, tokens.
 

@@ -11,7 +11,6 @@ from typing import Final
 
 from fleetkeeper.autoscale.signals.histogram_edges import Edges, snap_down
 from fleetkeeper.autoscale.signals.samples import (
-    TIERS,
     Counters,
     Gauges,
     Latencies,
@@ -22,6 +21,7 @@ from fleetkeeper.autoscale.signals.samples import (
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S
 from fleetkeeper_contract.step_terms import StepClass, StepSums
+from fleetkeeper_contract.tiers import TIER_LABELS
 
 PREFIX: Final = "fleetkeeper_"
 QUEUE_WAIT: Final = "fleetkeeper_queue_wait_seconds"
@@ -81,7 +81,7 @@ def _table() -> dict[tuple[str, str], Place]:
     }
     for name in ("steps", "schedule_calls", "prompt_tokens", "generation_tokens", "preemptions"):
         places[f"fleetkeeper_{name}_total", ""] = _counter(name)
-    for tier in TIERS:
+    for tier in TIER_LABELS:
         places[f"{QUEUE_WAIT}_count", tier] = _counter(f"wait_count_{tier}")
         places[f"{QUEUE_WAIT}_sum", tier] = _counter(f"wait_sum_s_{tier}")
         places[f"{QUEUE_WAIT}_bucket", tier] = _counter(f"wait_within_{tier}")

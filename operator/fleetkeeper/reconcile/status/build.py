@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fleetkeeper.api import names, rfc3339
+from fleetkeeper.api import names
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.profile import effective_resources
 from fleetkeeper.common.values import Manifest
@@ -19,6 +19,7 @@ from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.conditions import decide_conditions
 from fleetkeeper.reconcile.status.control import report_to_status
 from fleetkeeper.reconcile.status.replica_states import status_replicas
+from fleetkeeper_contract import rfc3339
 
 WRITE_EVERY_S = 10.0
 """The minimum time between two writes that change neither a condition nor a reconcile's input."""

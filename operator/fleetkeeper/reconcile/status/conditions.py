@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import (
     MESSAGE_MAX_LENGTH,
     ONLY_WHEN_TRUE,
@@ -28,6 +27,7 @@ from fleetkeeper.reconcile.status.measurements import (
 )
 from fleetkeeper.reconcile.status.progress import progressing, reconciling, stalled
 from fleetkeeper.reconcile.status.value import Value
+from fleetkeeper_contract import rfc3339
 
 _DECISIONS: Mapping[ConditionType, Callable[[Assessment], Value | None]] = {
     ConditionType.AVAILABLE: available,

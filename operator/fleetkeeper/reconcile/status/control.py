@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.common.values import (
     BatchingReport,
     BreakerReport,
@@ -14,6 +13,7 @@ from fleetkeeper.common.values import (
     Remedy,
     ScalingReport,
 )
+from fleetkeeper_contract import rfc3339
 
 Status = dict[str, Any]
 

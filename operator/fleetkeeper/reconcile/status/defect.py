@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
 from fleetkeeper.api.names import UNWRITTEN_STATUS
 from fleetkeeper.common.values import Event, Manifest
 from fleetkeeper.reconcile.plan import Plan
 from fleetkeeper.reconcile.types import Defect
+from fleetkeeper_contract import rfc3339
 
 
 def defect_message(defect: Defect) -> str:

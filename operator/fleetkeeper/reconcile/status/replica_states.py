@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleetkeeper.api import rfc3339
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import ENGINE_CONTAINER
 from fleetkeeper.api.status import MAX_REPLICA_STATES
@@ -17,6 +16,7 @@ from fleetkeeper.api.status_enums import ReplicaStage
 from fleetkeeper.reconcile.observe.facts import GONE_PHASES
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.types import Pod
+from fleetkeeper_contract import rfc3339
 
 ENGINE_STAGES = frozenset({ReplicaStage.WEIGHTS, ReplicaStage.LOAD, ReplicaStage.WARM_UP})
 """Stages that only the engine knows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fleetkeeper_engine.shm.layout import TIERS, Tier
+from fleetkeeper_contract.tiers import TIERS, Tier
 
 RETRY_MEMORY_S = 60.0
 """The same X-Request-Id within this time is a retry of a request that was counted."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.arrivals import Arrivals
 from fleetkeeper_engine.in_vllm.http.admission.rules import (
     Candidate,
@@ -23,7 +24,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, RecentPe
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.limits import LimitRange, lease_holds, limits_change_at, limits_in_force
 from fleetkeeper_engine.policy import policy_in
-from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock, Tier
+from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock
 
 _REOPEN_RATIO = 0.5
 _OUTCOMES = len(Outcome)

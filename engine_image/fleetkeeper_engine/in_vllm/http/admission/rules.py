@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from fleetkeeper_contract.tiers import TIERS, Tier
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, ReleaseReason
 from fleetkeeper_engine.in_vllm.realtime_reserve import look_ahead_of, reserve_of
-from fleetkeeper_engine.shm.layout import TIERS, Tier
 
 _LONG = 4
 

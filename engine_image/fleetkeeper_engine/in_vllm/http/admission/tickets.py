@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.rules import DrainRate
 from fleetkeeper_engine.in_vllm.priority import ReleaseReason
-from fleetkeeper_engine.shm.layout import Outcome, Tier
+from fleetkeeper_engine.shm.layout import Outcome
 
 
 @dataclass(slots=True, eq=False)

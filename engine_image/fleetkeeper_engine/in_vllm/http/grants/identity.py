@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.asgi import Scope
-from fleetkeeper_engine.shm.layout import Tier
 
 SCOPE_KEY = "fleetkeeper.grant"
 

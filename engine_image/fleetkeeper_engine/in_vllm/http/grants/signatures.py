@@ -25,9 +25,10 @@ from fleetkeeper_contract.grants import (
     SERVICE_CLAIM,
     TIER_CLAIM,
 )
+from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.grants.identity import GrantIdentity
 from fleetkeeper_engine.in_vllm.http.grants.refusals import GrantRefusedError
-from fleetkeeper_engine.shm.layout import GrantRefusal, Tier
+from fleetkeeper_engine.shm.layout import GrantRefusal
 
 _TIERS = {tier.label: tier for tier in Tier}
 _OPTIONS: Any = {

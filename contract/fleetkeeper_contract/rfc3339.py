@@ -16,11 +16,14 @@ def format(moment: float) -> str:  # noqa: A001 - called as rfc3339.format
 def parse(text: object) -> float | None:
     """Return the seconds since the epoch; None for anything that is not such a time.
 
-    Other clients' times may have fractions of a second and another offset than UTC.
+    Other clients' times may have fractions of a second and another offset than UTC. A time without an
+    offset is no moment: its meaning would depend on this machine's zone. Nor is one outside the years
+    1 to 9999 in UTC, which `format` could not write.
     """
     if not isinstance(text, str):
         return None
     try:
-        return datetime.fromisoformat(text).timestamp()
+        moment = datetime.fromisoformat(text)
+        return None if moment.tzinfo is None else moment.astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         return None
