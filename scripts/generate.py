@@ -16,6 +16,7 @@ import dashboards
 import reference_gateway
 import reference_metrics
 import reference_pages
+import surface
 import text_catalogue
 from fleetkeeper.api import environment, metadata_names
 from fleetkeeper.api.profile import EngineProfile
@@ -64,6 +65,7 @@ GENERATORS: list[Callable[[], dict[str, str]]] = [
     exit_codes.contract_files,
     metric_table.contract_files,
     promises.generated_files,
+    surface.generated_files,
 ]
 
 
