@@ -12,7 +12,6 @@ from pathlib import Path
 
 import yaml
 
-import dashboards
 import reference_gateway
 import reference_metrics
 import reference_pages
@@ -60,7 +59,6 @@ GENERATORS: list[Callable[[], dict[str, str]]] = [
     reference_metrics.generated_files,
     reference_gateway.generated_files,
     text_catalogue.generated_files,
-    dashboards.generated_files,
     spec.contract_files,
     exit_codes.contract_files,
     metric_table.contract_files,

@@ -24,7 +24,6 @@ NOT_RUN: Mapping[str, str] = {
     r"sudo ": "needs root and the whole machine; tests/e2e/test_node_lifecycle.py does the same",
     r"alias kubectl=|export KUBECONFIG=|fleetkeeper crds|fleetkeeper run": "goes with the control plane that the line before started",
     r".*record_decisions": "takes half a minute; tests/unit/repository/test_record_decisions.py runs a part",
-    r".*scripts/draw_dashboards": "needs the reader's Prometheus; tests/cluster/chart/test_queries.py asks one",
     r"REGISTRY=": "names a registry that is the reader's",
     r"podman |buildah |for image in |done$": "builds images for minutes; tests/e2e builds and runs them",
     r"git (tag|push) |skopeo |sha256sum |helm (pull|registry|show) |.*make release |fleetkeeper mirror |pip install ": "needs a registry; tests/cluster/chart/test_release.py publishes a release, verifies and mirrors it",

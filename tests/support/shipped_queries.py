@@ -36,7 +36,9 @@ def alerts() -> list[dict[str, Any]]:
 
 def dashboards() -> dict[str, dict[str, Any]]:
     """Return every dashboard by the name of its file."""
-    return {file.stem: json.loads(file.read_text()) for file in sorted(DASHBOARDS.glob("*.json"))}
+    found = {file.stem: json.loads(file.read_text()) for file in sorted(DASHBOARDS.glob("*.json"))}
+    assert found, f"no dashboard in {DASHBOARDS}"
+    return found
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ import pytest_asyncio
 from aiohttp import ClientError, ClientSession, web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from draw_dashboards import record
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.exporters import EngineExporter, OperatorExporter, batch_text
@@ -25,7 +24,6 @@ from tests.support.shipped_queries import (
     alerts,
     annotated,
     chosen,
-    dashboards,
     gateway_registry,
     judged,
     shown,
@@ -179,12 +177,6 @@ async def test_every_query_has_an_answer(prometheus: Prometheus) -> None:
     for where, query in drawn.items():
         values = await prometheus.data(where, query)
         assert "NaN" not in values, f"{where}: {query}"
-    now = time.time()
-    found = await asyncio.to_thread(
-        record, prometheus.url, [*dashboards().values()], values_of, now - GUARD_S, now
-    )
-    assert found.answers.keys() == set(drawn.values())
-    assert all(found.answers.values())
 
 
 @pytest.mark.asyncio(loop_scope="module")
