@@ -652,7 +652,9 @@ def test_dashboards_are_made_when_asked_for() -> None:
             }
         }
     )
-    for file in (CHART / "files" / "dashboards").glob("*.json"):
+    files = [*(CHART / "files" / "dashboards").glob("*.json")]
+    assert len(files) == 3
+    for file in files:
         made = only(asked, "ConfigMap", f"fleetkeeper-dashboard-{file.stem}")
         assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert made["metadata"]["annotations"] == {"grafana_folder": "Fleet"}

@@ -72,7 +72,9 @@ def test_metrics_in_the_source_are_those_of_the_page() -> None:
 def test_pages_name_metrics_that_are_exported() -> None:
     """Of any program, in the prose and the tables of the guides."""
     known = exported()
-    for page in (ROOT / "docs").glob("*.md"):
+    pages = [*(ROOT / "docs").glob("*.md")]
+    assert PAGE in pages
+    for page in pages:
         named = re.findall(
             r"`(fleetkeeper_(?:batch|gateway|grants?|usage)_\w+)[`{]", page.read_text()
         )
@@ -87,6 +89,7 @@ def test_the_page_names_every_error_code() -> None:
         if re.match(r"\| \d{3}", line)
         for code in re.findall(r"`([a-z_]+)`", line.split("|")[2])
     }
+    assert told
     assert told == _codes()
 
 
@@ -99,7 +102,9 @@ def test_the_page_names_settings_that_exist() -> None:
 
 
 def test_the_page_promises_no_path_that_is_not_served() -> None:
-    for path in re.findall(r"GATEWAY(/v1/[a-z/]+)", PAGE.read_text()):
+    paths = re.findall(r"GATEWAY(/v1/[a-z/]+)", PAGE.read_text())
+    assert paths
+    for path in paths:
         assert path in INFERENCE | {"/v1/models"}, path
 
 

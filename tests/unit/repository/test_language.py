@@ -44,7 +44,9 @@ def files() -> Iterator[Path]:
     """Yield every text of the repository that the rule covers; decision records quote old words."""
     yield from (ROOT / page for page in PAGES)
     for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*")):
+        paths = sorted((ROOT / folder).rglob("*"))
+        assert paths, f"no file in {folder}"
+        for path in paths:
             if path.suffix in SUFFIXES and "adr" not in path.parts and path.is_file():
                 yield path
 
