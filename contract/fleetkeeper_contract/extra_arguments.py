@@ -1,4 +1,4 @@
-"""vLLM arguments that an engine profile adds: their form, and the options that they must not set.
+"""vLLM arguments that an engine profile adds: their form, and that they set no reserved option.
 
 The operator checks them when it loads its profiles, the engine again when it reads its document.
 vLLM's parser accepts `_` for `-`, sub-fields (`--name.field=value`), `--no-NAME`, and any unambiguous
@@ -8,8 +8,9 @@ beginning of a name, so the checks compare normalized names and their beginnings
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
+
+from fleetkeeper_contract.vllm_options import Setter, refused
 
 MAX_ARGUMENTS = 32
 MAX_LENGTH = 2048
@@ -18,84 +19,6 @@ MAX_LENGTH = 2048
 _FORM = re.compile(
     r"--(?P<name>[a-z][a-z0-9_-]*)(?P<field>(\.[A-Za-z0-9_-]+)+\+?)?(=(?P<value>.*))?"
 )
-
-
-def _of_field(field: str) -> str:
-    return f"is set by {field} of services"
-
-
-_OWN = "is set by Fleetkeeper"
-_UNCAPPED = "would bypass the memory cap"
-_UNMANAGED = "changes processes, devices or addresses that Fleetkeeper manages"
-
-RESERVED: Mapping[str, str] = MappingProxyType(
-    {
-        "dtype": _of_field("engine.dtype"),
-        "download-dir": _of_field("model.cache"),
-        "enable-lora": _of_field("model.adapters"),
-        "enable-prefix-caching": _of_field("engine.prefixCaching"),
-        "device-memory-utilization": _of_field("memory.capPercent"),
-        "gpu-memory-utilization": _of_field("memory.capPercent"),
-        "hf-token": _of_field("model.tokenSecret"),
-        "kv-cache-memory-bytes": _of_field("memory.capPercent"),
-        "lora-modules": _of_field("model.adapters"),
-        "max-lora-rank": _of_field("model.adapters or engine.options"),
-        "max-loras": _of_field("model.adapters or engine.options"),
-        "max-model-len": _of_field("engine.maxModelLength"),
-        "max-num-active-seqs": _of_field("batching.maxSequences"),
-        "max-num-batched-tokens": _of_field("batching.maxTokens"),
-        "max-num-queued-reqs": _of_field("tiers"),
-        "max-num-queued-tokens": _of_field("tiers"),
-        "max-num-scheduled-tokens": _of_field("batching.maxTokens"),
-        "max-num-seqs": _of_field("batching.maxSequences"),
-        "model": _of_field("model.source"),
-        "quantization": _of_field("engine.quantization"),
-        "revision": _of_field("model.revision"),
-        "served-model-name": _of_field("model.servedName"),
-        # Draft tokens count against the tokens of a step, so the document must contain them.
-        "spec-": _of_field("engine.options"),
-        "speculative-config": _of_field("engine.options"),
-        "tensor-parallel-size": _of_field("engine.tensorParallelSize"),
-        "api-server-count": _OWN,
-        "disable-access-log-for-endpoints": _OWN,
-        "disable-log-stats": _OWN,
-        "host": _OWN,
-        "long-prefill-token-threshold": _OWN,
-        "long-prefill-token-threshold-adaptive": _OWN,
-        "middleware": _OWN,
-        "port": _OWN,
-        "scheduler-cls": _OWN,
-        "scheduling-policy": _OWN,
-        "shutdown-timeout": _OWN,
-        "enable-cumem-allocator": _UNCAPPED,
-        "enable-sleep-mode": _UNCAPPED,
-        "num-gpu-blocks-override": _UNCAPPED,
-        "worker-cls": _UNCAPPED,
-        "worker-extension-cls": _UNCAPPED,
-        "api-key": _UNMANAGED,
-        "data-parallel-": _UNMANAGED,
-        "device-ids": _UNMANAGED,
-        "distributed-executor-backend": _UNMANAGED,
-        "enable-elastic-ep": _UNMANAGED,
-        "enable-ssl-refresh": _UNMANAGED,
-        "grpc": _UNMANAGED,
-        "grpc-port": _UNMANAGED,
-        "headless": _UNMANAGED,
-        "master-addr": _UNMANAGED,
-        "master-port": _UNMANAGED,
-        "nnodes": _UNMANAGED,
-        "node-rank": _UNMANAGED,
-        "pipeline-parallel-size": _UNMANAGED,
-        "prefill-context-parallel-size": _UNMANAGED,
-        "root-path": _UNMANAGED,
-        "ssl-": _UNMANAGED,
-        "uds": _UNMANAGED,
-        "config": "reads options from a file that nothing checks",
-        "help": "starts no engine",
-        "trust-remote-code": "runs the code of any model that a service names",
-    }
-)
-"""The options that a profile must not set, with the reason. `ssl-` stands for all that begin so."""
 
 
 def option_of(argument: str) -> str | None:
@@ -146,15 +69,12 @@ def _malformed(argument: str) -> str | None:
 
 def _reserved(option: str) -> str | None:
     """Return the error of an option that is reserved, or a beginning of one that is."""
-    whole = RESERVED.get(option)
-    if whole:
-        return f"{whole}; remove it"
-    for name, reason in RESERVED.items():
-        if name.endswith("-") and option.startswith(name):
-            return f"{reason}; remove it"
-        if name.startswith(option) or f"no-{name}".startswith(option):
-            return f"can mean --{name}, which {reason}; write the option's whole name or remove it"
-    return None
+    row = refused(option, Setter.PROFILE)
+    if row is None:
+        return None
+    if row.name == option or (row.name.endswith("-") and option.startswith(row.name)):
+        return f"{row.reason}; remove it"
+    return f"can mean --{row.name}, which {row.reason}; write the option's whole name or remove it"
 
 
 def _shown(argument: str) -> str:

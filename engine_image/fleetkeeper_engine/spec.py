@@ -33,7 +33,7 @@ from fleetkeeper_contract.traces_endpoint import (
     endpoint_error,
 )
 from fleetkeeper_contract.traces_endpoint import PATTERN as TRACES_ENDPOINT
-from fleetkeeper_engine.reserved_options import reserved_option
+from fleetkeeper_contract.vllm_options import Setter, refused
 from fleetkeeper_engine.simulation import Simulation
 
 CONTRACT = 1
@@ -174,8 +174,8 @@ class Engine(_Section):
     @model_validator(mode="after")
     def _options_are_free(self) -> Self:
         for name in self.options:
-            if taken := reserved_option(name):
-                raise ValueError(f"option {name!r} is not settable (it matches {taken!r})")
+            if taken := refused(name, Setter.SERVICE):
+                raise ValueError(f"option {name!r} is not settable (it matches {taken.name!r})")
         return self
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.api.extra_arguments import WHOLE_NAMES, extra_argument_errors
-from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
+from fleetkeeper.api.extra_arguments import extra_argument_errors
 from fleetkeeper.api.options import ALLOWED, NEWEST_ONLY, VLLM_VERSIONS, Toggle, argument
 from fleetkeeper.api.types import Quantization
-from fleetkeeper_contract.extra_arguments import RESERVED
+from fleetkeeper_contract.vllm_options import RESERVED, Setter, refused
 from tests.support.engine_environment import PYTHON
 
 pytestmark = pytest.mark.exhaustive
@@ -43,6 +42,19 @@ print("\\n" + json.dumps({
 """
 
 
+SPELLINGS = {
+    "--num-gpu-blocks-over=5": ("num-gpu-blocks-override", "5"),
+    "--num_gpu_blocks_override=5": ("num-gpu-blocks-override", "5"),
+    "--num_gpu-b=5": ("num-gpu-blocks-override", "5"),
+    "--device_memory_util=0.95": ("gpu-memory-utilization", "0.95"),
+    "--no-enable_prefix": ("enable-prefix-caching", "False"),
+    "--speculative_config.method=ngram": ("speculative-config", "{'method': 'ngram'}"),
+    "--speculative-conf.a.b+=1": ("speculative-config", "{'a': {'b': ['1']}}"),
+    "-tp=2": ("tensor-parallel-size", "2"),
+}
+"""Spellings of reserved options, with what vLLM's parser takes them for."""
+
+
 @pytest.fixture(scope="module")
 def vllm() -> dict[str, Any]:
     """What vLLM's parser makes of every option of the list with every example of its values."""
@@ -51,9 +63,10 @@ def vllm() -> dict[str, Any]:
         for name, option in ALLOWED.items()
         for value in option.takes.examples()
     ]
+    spellings = [(name, spelled) for spelled, (name, _) in SPELLINGS.items()]
     done = subprocess.run(
         [PYTHON, "-c", PROGRAM],
-        input=json.dumps(words),
+        input=json.dumps(words + spellings),
         capture_output=True,
         text=True,
         check=False,
@@ -61,6 +74,8 @@ def vllm() -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    answer["spelled"] = answer["answers"][len(words) :]
+    answer["answers"] = answer["answers"][: len(words)]
     return answer
 
 
@@ -101,10 +116,30 @@ def test_a_value_arrives_as_it_was_written(vllm: dict[str, Any]) -> None:
             assert written in value or float(written) == float(value.strip("'")), (word, value)
 
 
-def test_what_fields_and_fleetkeeper_set_exists_too(vllm: dict[str, Any]) -> None:
+def test_every_reserved_option_exists(vllm: dict[str, Any]) -> None:
     """Names that no longer exist there would be a guard against nothing."""
-    missing = [name for name in (*SET_BY_FIELD, *OWN) if f"--{name}" not in vllm["flags"]]
-    assert missing == []
+    newer = set() if is_newest(vllm) else {"grpc-port"}
+    missing = {
+        name
+        for name in RESERVED
+        if not any(
+            flag == f"--{name}" or (name.endswith("-") and flag.startswith(f"--{name}"))
+            for flag in vllm["flags"]
+        )
+    }
+    assert missing == newer
+
+
+def test_every_other_name_of_a_reserved_option_is_reserved(vllm: dict[str, Any]) -> None:
+    """vLLM has options with two names, such as device-memory-utilization."""
+    names: dict[str, set[str]] = {}
+    for flag, target in vllm["flags"].items():
+        if flag.startswith("--"):
+            names.setdefault(target, set()).add(flag.removeprefix("--"))
+    assert any(len({name.removeprefix("no-") for name in same}) > 1 for same in names.values())
+    for setter in (Setter.SERVICE, Setter.PROFILE):
+        for same in names.values():
+            assert len({refused(name, setter) is None for name in same}) == 1, (setter, same)
 
 
 def test_every_quantization_of_the_schema_is_known(vllm: dict[str, Any]) -> None:
@@ -113,28 +148,31 @@ def test_every_quantization_of_the_schema_is_known(vllm: dict[str, Any]) -> None
 
 def test_a_profile_can_set_every_option_that_is_not_reserved(vllm: dict[str, Any]) -> None:
     """No whole name is refused as an abbreviation of another one."""
-    families = tuple(name for name in RESERVED if name.endswith("-"))
-    refused = {
+    reserved = {name for name, row in RESERVED.items() if Setter.PROFILE not in row.setters}
+    families = tuple(name for name in reserved if name.endswith("-"))
+    found = {
         flag.removeprefix("--").removeprefix("no-")
         for flag in vllm["flags"]
         if flag.startswith("--") and extra_argument_errors([f"{flag}=1"])
     }
-    assert [
-        name for name in refused if name not in RESERVED and not name.startswith(families)
-    ] == []
+    assert [name for name in found if name not in reserved and not name.startswith(families)] == []
 
 
-def test_what_profiles_cannot_set_exists_in_vllm(vllm: dict[str, Any]) -> None:
-    newer = set() if is_newest(vllm) else {"grpc-port"}
-    missing = [
-        name
-        for name in (*RESERVED, *WHOLE_NAMES)
-        if not any(
-            flag == f"--{name}" or (name.endswith("-") and flag.startswith(f"--{name}"))
-            for flag in vllm["flags"]
-        )
-    ]
-    assert set(missing) == newer
+def test_a_spelling_that_vllm_understands_is_refused_to_profiles(vllm: dict[str, Any]) -> None:
+    for spelled, (name, value) in SPELLINGS.items():
+        assert [name, spelled, value] in vllm["spelled"]
+        assert extra_argument_errors([spelled]), spelled
+
+
+def test_the_engine_refuses_services_every_abbreviation(vllm: dict[str, Any]) -> None:
+    """Every beginning that vLLM's parser would take for an option that services must not set."""
+    names = {flag.removeprefix("--") for flag in vllm["flags"] if flag.startswith("--")}
+    taken = {name for name in names if refused(name, Setter.SERVICE)}
+    assert len(taken) > len(RESERVED)
+    for name in taken:
+        for length in range(1, len(name)):
+            short = name[:length]
+            assert short in names or refused(short, Setter.SERVICE), short
 
 
 def test_a_profile_cannot_abbreviate_a_reserved_option(vllm: dict[str, Any]) -> None:

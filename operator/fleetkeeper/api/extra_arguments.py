@@ -7,9 +7,7 @@ from collections.abc import Collection, Mapping
 from fleetkeeper.api.options import ALLOWED
 from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper_contract.extra_arguments import argument_errors, option_of
-
-WHOLE_NAMES = frozenset({"chat-template", "tokenizer"})
-"""Options of vLLM that services cannot set and that an option on their list begins with."""
+from fleetkeeper_contract.vllm_options import RESERVED
 
 
 def options_of(arguments: Collection[str]) -> frozenset[str]:
@@ -36,7 +34,7 @@ def extra_argument_errors(arguments: Collection[str]) -> list[str]:
     option by its whole name.
     """
     errors = argument_errors(arguments)
-    for option in sorted(options_of(arguments) - ALLOWED.keys() - WHOLE_NAMES):
+    for option in sorted(options_of(arguments) - ALLOWED.keys() - RESERVED.keys()):
         long = next((name for name in ALLOWED if name.startswith(option)), None)
         if long:
             errors.append(f"--{option} abbreviates --{long}; write the option's whole name")

@@ -1,51 +1,8 @@
-"""The values that options of vLLM 0.31 and 0.32 accept, and the options that fields set."""
+"""The values that options of vLLM 0.31 and 0.32 accept."""
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Final
-
-SET_BY_FIELD: Final = MappingProxyType(
-    {
-        "dtype": "engine.dtype",
-        "enable-lora": "model.adapters",
-        "enable-prefix-caching": "engine.prefixCaching",
-        "gpu-memory-utilization": "memory.capPercent",
-        "device-memory-utilization": "memory.capPercent",
-        "kv-cache-memory-bytes": "memory.capPercent",
-        "lora-modules": "model.adapters",
-        "max-model-len": "engine.maxModelLength",
-        "max-num-active-seqs": "batching.maxSequences",
-        "max-num-batched-tokens": "batching.maxTokens",
-        "max-num-queued-reqs": "tiers",
-        "max-num-queued-tokens": "tiers",
-        "max-num-scheduled-tokens": "batching.maxTokens",
-        "max-num-seqs": "batching.maxSequences",
-        "model": "model.source",
-        "no-enable-prefix-caching": "engine.prefixCaching",
-        "quantization": "engine.quantization",
-        "revision": "model.revision",
-        "served-model-name": "model.servedName",
-        "tensor-parallel-size": "engine.tensorParallelSize",
-    }
-)
-"""The options that a field of the spec sets, with the path of that field."""
-
-OWN: Final = frozenset(
-    {
-        "api-server-count",
-        "data-parallel-size",
-        "disable-log-stats",
-        "host",
-        "long-prefill-token-threshold",
-        "middleware",
-        "port",
-        "scheduler-cls",
-        "scheduling-policy",
-        "shutdown-timeout",
-    }
-)
-"""The options that only Fleetkeeper sets."""
 
 PARTNERS: Final = (
     ("enable-auto-tool-choice", "tool-call-parser"),

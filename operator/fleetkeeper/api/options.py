@@ -17,6 +17,7 @@ from typing import Protocol
 
 from fleetkeeper.api import option_values as values
 from fleetkeeper.api.schema.error_messages import FieldError
+from fleetkeeper_contract.vllm_options import RESERVED, Setter
 
 VLLM_VERSIONS = ("0.31.0", "0.32.0")
 """The vLLM versions against which all names and values of this list were checked."""
@@ -335,11 +336,11 @@ def _shown(text: str) -> str:
 
 
 def _not_settable(name: str) -> str:
-    field = values.SET_BY_FIELD.get(name)
-    if field:
-        return f"is set by {field}; remove the option and use that field"
-    if name in values.OWN:
-        return "is set by Fleetkeeper; remove the option"
+    row = RESERVED.get(name.removeprefix("no-"))
+    if row and row.field:
+        return f"is set by {row.field}; remove the option and use that field"
+    if row and row.setters is Setter.SUPERVISOR:
+        return f"{row.reason}; remove the option"
     near = difflib.get_close_matches(
         _shown(name).lstrip("-").replace("_", "-").lower(), ALLOWED, n=1, cutoff=0.8
     )

@@ -9,38 +9,28 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fleetkeeper.api.option_values import OWN, SET_BY_FIELD
 from fleetkeeper.api.options import ALLOWED, argument, newer_value_errors, option_errors
 from fleetkeeper.api.profile_errors import profile_errors
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.reconcile.profiles import default_catalog
-from fleetkeeper_engine.reserved_options import RESERVED_OPTIONS
+from fleetkeeper_contract.vllm_options import RESERVED, Setter
 from fleetkeeper_engine.spec import Engine
 
 NAMES = st.sampled_from(sorted(ALLOWED))
 FORBIDDEN = sorted(
     {
-        *SET_BY_FIELD,
-        *OWN,
-        *RESERVED_OPTIONS,
+        *(name for name, row in RESERVED.items() if Setter.SERVICE not in row.setters),
         "additional-config",
         "allowed-origins",
         "compilation-config",
         "cpu-offload-gb",
         "enable-prompt-embeds",
-        "grpc",
-        "headless",
         "hf-config-path",
         "io-processor-plugin",
         "kv-offloading-size",
-        "master-addr",
         "model-class-overrides",
-        "nnodes",
-        "num-gpu-blocks-override",
-        "pipeline-parallel-size",
         "profiler-config",
         "skip-mm-profiling",
-        "speculative-config",
         "spec-model",
         "tool-server",
         "trust-request-chat-template",
