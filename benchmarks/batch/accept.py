@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "serving")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 from real_process import RealProcess, running_process  # noqa: E402 -- on the path set above
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 

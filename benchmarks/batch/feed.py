@@ -21,7 +21,7 @@ from typing import Final
 import psutil
 
 HERE: Final = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "serving")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 from real_process import ENDPOINT, run_file, running_process  # noqa: E402 -- on the path set above
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 

@@ -24,7 +24,7 @@ from typing import Final
 import structlog
 
 HERE: Final = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "serving")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 from results_page import markdown_table, measured_on, write_section  # noqa: E402 -- on the path above
 
 from fleetkeeper_gateway.batch.model import MAX_CHUNK_LINES, MAX_LINES  # noqa: E402 -- on the path above

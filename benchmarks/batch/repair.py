@@ -24,7 +24,7 @@ from typing import Final
 import redis
 
 HERE: Final = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "serving")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 from accept import NOWHERE  # noqa: E402 -- on the path set above
 from real_process import ENDPOINT, RealProcess, running_process  # noqa: E402
 from results_page import markdown_table, measured_on, write_section  # noqa: E402

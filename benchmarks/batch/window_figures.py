@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mode_figures import Answer
 from proxy_figures import Spread, percentile, spread
 from results_page import markdown_table
+from send_modes import Answer
 from window_modes import TIER, UNLIMITED
 
 from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S

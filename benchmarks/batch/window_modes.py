@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
-from mode_figures import Answer
-from send_modes import CONNECTIONS, StaticBatches, cause_of, send_each
+from send_modes import CONNECTIONS, Answer, StaticBatches, cause_of, send_each
 
 from fleetkeeper_local.load.client import CompletionClient, Patience
 from fleetkeeper_local.load.schedule import Arrival

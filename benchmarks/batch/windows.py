@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "gateway"), str(HERE.parent / "serving")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE.parent / "gateway")]
 
 from proxy_figures import percentile, rotated  # noqa: E402 - on the path set above
 from real_process import run_file, running_process, write_lines  # noqa: E402

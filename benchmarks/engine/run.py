@@ -34,7 +34,7 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "serving")]
+sys.path.insert(0, str(HERE.parents[1]))
 
 import accounted  # noqa: E402 - the path to inside_engine is set above
 import against_stock  # noqa: E402

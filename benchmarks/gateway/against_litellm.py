@@ -24,7 +24,7 @@ import proxy_page
 import uvloop
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "serving"))
+sys.path.insert(0, str(HERE.parent))
 from results_page import measured_on, write_section  # noqa: E402 -- on the path set above
 
 

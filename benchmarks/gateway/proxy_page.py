@@ -31,7 +31,7 @@ from proxy_figures import (
     spread,
 )
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serving"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from results_page import markdown_table
 
 Cell = TypeVar("Cell")

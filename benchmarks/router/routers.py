@@ -31,7 +31,7 @@ import psutil
 import uvloop
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/gateway"), str(ROOT / "benchmarks/serving")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/gateway"), str(ROOT / "benchmarks")]
 from proxy_figures import percentile  # noqa: E402 -- on the path set above
 from results_page import markdown_table, measured_on  # noqa: E402
 from thin_client import HeldStreams, Target  # noqa: E402

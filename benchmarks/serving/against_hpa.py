@@ -21,8 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "control")]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT), str(HERE.parent), str(HERE.parent / "control")]
 
 from hpa_figures import Outcome, Watch, outcome_of, outcome_table  # noqa: E402
 from keda_cluster import Keda, desired_scaled_object  # noqa: E402
@@ -42,6 +43,7 @@ from fleetkeeper_local.node.flags import read_settings  # noqa: E402
 from fleetkeeper_local.node.node import Node  # noqa: E402
 from tests.support.service_world import tiny  # noqa: E402
 
+TITLE = "# Serving, measured\n"
 HEADING = "A threefold step of load: Fleetkeeper, and KEDA with the HPA"
 TENANT = "fleetkeeper-hpa"
 SHARE_RATIO = 0.45
@@ -291,7 +293,7 @@ def keep(runs: dict[str, list[Outcome]], course: Course, args: argparse.Namespac
     args.json.write_text(json.dumps(rows, indent=1) + "\n")
     text = render(runs, course.capacity, args.step_seconds)
     if args.write:
-        write_section(HEADING, text)
+        write_section(HEADING, text, HERE / "RESULTS.md", TITLE)
     say(text)
 
 

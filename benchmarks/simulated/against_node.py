@@ -27,7 +27,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "serving")]
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from both_sides import (  # noqa: E402 - the paths are set above
     SERVICE,

@@ -5,8 +5,8 @@
 
 P: prefill tokens in the step, B: decoding sequences, KV: resident KV tokens, pairs: sum over the
 prefill chunks of chunk x (start + chunk / 2), R: requests that the step admits. The first line is the
-time of the kernels, the second that of vLLM around them. `scripts/fit_step_times.py` writes the fits
-of the package, and `scripts/validate_simulator.py` compares them with measured runs.
+time of the kernels, the second that of vLLM around them. `benchmarks/simulate/RESULTS.md` says how the
+fits of the package were made, and compares them with measured runs.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +14,6 @@ import psutil
 import pytest
 
 from fleetkeeper.simulate.trace_file import parse_trace
-from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival
@@ -24,16 +21,6 @@ from fleetkeeper_local.load.schedule import Arrival
 pytestmark = pytest.mark.exhaustive
 STEADY = ((0.0, 2.0), (60.0, 2.0))
 Part = Callable[[str], ModuleType]
-
-
-@pytest.fixture(scope="module")
-def part() -> Iterator[Part]:
-    """Imports a part of benchmarks/simulated by its name."""
-    directories = [str(REPOSITORY / "benchmarks" / name) for name in ("simulated", "serving")]
-    sys.path[:0] = directories
-    yield importlib.import_module
-    for directory in directories:
-        sys.path.remove(directory)
 
 
 def measured(part: Part, **changes: Any) -> Any:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
-from fleetkeeper_local.common.paths import REPOSITORY
+from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.schedule import Arrival
 
 pytestmark = pytest.mark.exhaustive
@@ -24,29 +22,19 @@ Part = Callable[[str], ModuleType]
 GUARD_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def part() -> Iterator[Part]:
-    """Imports a part of benchmarks/batch by its name."""
-    folders = [str(REPOSITORY / "benchmarks" / name) for name in ("batch", "gateway", "serving")]
-    sys.path[:0] = folders
-    yield importlib.import_module
-    for folder in folders:
-        sys.path.remove(folder)
-
-
 def line(number: int, tokens: int = 10, at_s: float = 0.0) -> Arrival:
     return Arrival(number, at_s, "lines", "batch", "s", 4, tokens)
 
 
 def test_tokens_a_second_end_with_the_last_line(part: Part) -> None:
-    figures, answer = part("window_figures"), part("mode_figures").Answer
+    figures, answer = part("window_figures"), part("send_modes").Answer
     answers = [answer("batch", 0.0, end, "") for end in (1.0, 2.0, 5.0)]
     cell = figures.cell_of([line(0), line(1), line(2, tokens=30)], answers)
     assert (cell.tokens_per_s, cell.p50_s, cell.p99_s, cell.failed) == (10.0, 2.0, 5.0, 0)
 
 
 def test_a_line_that_failed_is_told(part: Part) -> None:
-    figures, answer = part("window_figures"), part("mode_figures").Answer
+    figures, answer = part("window_figures"), part("send_modes").Answer
     answers = [answer("batch", 0.0, 1.0, ""), answer("batch", 0.0, 2.0, "http_500")]
     cell = figures.cell_of([line(0), line(1)], answers)
     assert (cell.failed, cell.p99_s) == (1, 1.0)
@@ -209,3 +197,68 @@ def test_the_file_of_the_process_has_the_requests_of_the_other_modes(
     assert (request["custom_id"], request["url"]) == ("3", "/v1/completions")
     assert request["body"]["max_tokens"] == 7
     assert len(request["body"]["prompt"]) == 4
+
+
+class Answering:
+    """A client whose requests are answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.answers: dict[int, asyncio.Event] = {}
+        self.arrived = asyncio.Event()
+
+    async def complete(self, prompt: list[int], tokens: int, **_: Any) -> Outcome:
+        """Waits for the test."""
+        del prompt
+        self.sent.append(tokens)
+        self.answers[tokens] = asyncio.Event()
+        self.arrived.set()
+        await self.answers[tokens].wait()
+        return Outcome(True, "", 200, 1, 0.0, None, 0.0, tokens)
+
+    async def until_sent(self, count: int) -> None:
+        """Returns when so many were sent."""
+        while len(self.sent) < count:
+            self.arrived.clear()
+            await self.arrived.wait()
+
+
+async def test_a_static_batch_waits_for_the_whole_one_before(
+    part: Part,
+) -> None:
+    """The last response of a batch releases all its responses, and only then the next batch."""
+    module = part("send_modes")
+    engine = Answering()
+    arrivals = [Arrival(n, 0.0, "p", "realtime", "s", 1, n) for n in range(5)]
+    batches = module.StaticBatches(engine, 3, 0.01, 60.0)
+    sending = asyncio.create_task(batches.send(arrivals))
+    async with asyncio.timeout(20):
+        await engine.until_sent(3)
+        engine.answers[0].set()
+        engine.answers[1].set()
+        await asyncio.sleep(0)
+        assert engine.sent == [0, 1, 2]
+        engine.answers[2].set()
+        await engine.until_sent(5)
+        engine.answers[3].set()
+        engine.answers[4].set()
+        found = await sending
+    assert [answer.cause for answer in found] == [""] * 5
+    assert len({answer.ended_s for answer in found[:3]}) == 1
+    assert found[3].ended_s > found[0].ended_s
+
+
+async def test_a_client_that_hung_up_before_its_batch_is_not_sent(
+    part: Part,
+) -> None:
+    """Its request counts as a timeout, and the engine never sees it."""
+    module = part("send_modes")
+    engine = Answering()
+    arrivals = [Arrival(n, -9.0 if n else 0.0, "p", "realtime", "s", 1, n) for n in range(2)]
+    sending = asyncio.create_task(module.StaticBatches(engine, 2, 0.01, 5.0).send(arrivals))
+    async with asyncio.timeout(20):
+        await engine.until_sent(1)
+        engine.answers[0].set()
+        found = await sending
+    assert engine.sent == [0]
+    assert [answer.cause for answer in found] == ["", "timeout"]

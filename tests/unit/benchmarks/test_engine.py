@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
-from fleetkeeper_local.common.paths import REPOSITORY
-
 pytestmark = pytest.mark.exhaustive
-
-
-@pytest.fixture(scope="module")
-def part() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a part of benchmarks/engine by its name."""
-    directory = str(REPOSITORY / "benchmarks" / "engine")
-    sys.path.insert(0, directory)
-    yield importlib.import_module
-    sys.path.remove(directory)
 
 
 @pytest.mark.parametrize("true", [0.9, 1.0, 1.05])
@@ -74,3 +61,15 @@ def test_the_limit_table_compares_with_the_lowest_limit(
     top = max(sweep.sequences)
     assert text.splitlines()[-1].endswith(f"Throughput at {top} is {top}.0 times that at 1.")
     assert text.splitlines()[-1].count("Throughput at") == said
+
+
+def test_a_share_of_the_machine_is_a_quota_with_priority(part: Callable[[str], ModuleType]) -> None:
+    """In both versions of cgroups; the client's own group has no quota."""
+    module = part("cpu_share")
+    assert module.desired_files(1.5, v1=True) == {
+        "cpu.shares": "102400",
+        "cpu.cfs_period_us": "100000",
+        "cpu.cfs_quota_us": "150000",
+    }
+    assert module.desired_files(1.5, v1=False)["cpu.max"] == "150000 100000"
+    assert list(module.desired_files(None, v1=False)) == ["cpu.weight"]

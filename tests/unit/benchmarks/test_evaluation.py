@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -11,21 +10,11 @@ import pytest
 
 pytestmark = pytest.mark.exhaustive
 
-FOLDER = Path(__file__).parents[3] / "benchmarks" / "evaluation"
-
 
 @pytest.fixture(scope="module")
-def modules() -> dict[str, ModuleType]:
-    """The modules of the evaluation, which import one another by their plain names."""
-    loaded = {}
-    for name in ("scenes", "play", "pages", "curve"):
-        spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        loaded[name] = importlib.util.module_from_spec(spec)
-        sys.modules[name] = loaded[name]
-        spec.loader.exec_module(loaded[name])
-    return loaded
+def modules(part: Callable[[str], ModuleType]) -> dict[str, ModuleType]:
+    """The modules of the evaluation."""
+    return {name: part(name) for name in ("scenes", "play", "pages", "curve")}
 
 
 def test_the_cheapest_alternative_that_reaches_95_percent_is_named(

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from fleetkeeper_local.common.paths import REPOSITORY
-
 pytestmark = pytest.mark.exhaustive
 
 Part = Callable[[str], ModuleType]
-
-
-@pytest.fixture(scope="module")
-def part() -> Iterator[Part]:
-    """Imports a part of benchmarks/gateway by its name."""
-    directories = [str(REPOSITORY / "benchmarks" / name) for name in ("gateway", "serving")]
-    sys.path[:0] = directories
-    yield importlib.import_module
-    for directory in directories:
-        sys.path.remove(directory)
 
 
 def latency(part: Part, p50: float, p99: float, failed: int = 0) -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.demo.figure import Run
 from fleetkeeper_local.demo.recorder import Observation
 from fleetkeeper_local.load.client import Outcome
@@ -24,16 +22,9 @@ START_S = 1_767_225_600.0
 
 
 @pytest.fixture(scope="module")
-def load() -> ModuleType:
+def load(part: Callable[[str], ModuleType]) -> ModuleType:
     """benchmarks/control/load.py as a module."""
-    file = REPOSITORY / "benchmarks" / "control" / "load.py"
-    spec = importlib.util.spec_from_file_location("benchmark_load", file)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark_load"] = module
-    spec.loader.exec_module(module)
-    return module
+    return part("load")
 
 
 def _decision(minute: int, second: int, old: int, new: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Sections of RESULTS.md in this folder: each benchmark replaces its own and keeps the others."""
+"""Sections of a RESULTS.md: each benchmark replaces its own and keeps the others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent / "RESULTS.md"
-TITLE = "# Serving, measured\n"
 
-
-def with_section(page: str, heading: str, text: str, title: str = TITLE) -> str:
+def with_section(page: str, heading: str, text: str, title: str) -> str:
     """Return the page with the section `## heading` replaced by this text, or added at the end."""
     parts = re.split(r"(?m)^(?=## )", page or title)
     # Not its spaces: an indented first line is a command.
@@ -26,7 +23,7 @@ def with_section(page: str, heading: str, text: str, title: str = TITLE) -> str:
     return "\n".join(part.strip() + "\n" for part in parts)
 
 
-def write_section(heading: str, text: str, page: Path = PAGE, title: str = TITLE) -> None:
+def write_section(heading: str, text: str, page: Path, title: str) -> None:
     """Write a benchmark's section; a page that does not exist begins with the title."""
     old = page.read_text() if page.exists() else ""
     page.write_text(with_section(old, heading, text, title))

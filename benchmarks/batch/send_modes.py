@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mode_figures import TIMED_OUT, Answer
-
-from fleetkeeper_local.load.client import CompletionClient, Patience
+from fleetkeeper_local.load.client import CompletionClient
 from fleetkeeper_local.load.open_loop import prompt_of
 from fleetkeeper_local.load.schedule import Arrival
 
 CONNECTIONS = 4096
 """More than ever wait, so that no request waits in the client for a connection."""
-PATIENCE_S = 120.0
-"""Only a hang lasts this long."""
+TIMED_OUT = "timeout"
 
 
-def new_client(url: str, model: str, deadline_s: float) -> CompletionClient:
-    """Return a client that tries once, so that every refusal is seen."""
-    patience = Patience(attempts=1, request_timeout_s=2 * deadline_s)
-    return CompletionClient(f"{url}/v1", model, patience=patience, connections=CONNECTIONS)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request: times in seconds since the start of its phase. `cause` is empty if it succeeded."""
+
+    tier: str
+    intended_s: float
+    ended_s: float
+    cause: str
+
+    @property
+    def latency_s(self) -> float:
+        """Time from the intended send to the response."""
+        return self.ended_s - self.intended_s
 
 
 async def cause_of(client: CompletionClient, arrival: Arrival, deadline: float) -> str:
@@ -132,39 +139,3 @@ class StaticBatches:
         if not cause and ended_s > arrival.at_s + self._deadline_s:
             return TIMED_OUT
         return cause
-
-
-async def saturated_per_s(
-    client: CompletionClient,
-    arrivals: Sequence[Arrival],
-    clients: int,
-    *,
-    ramp_s: float,
-    seconds: float,
-) -> float:
-    """Return the requests answered per second while so many clients always have one in flight.
-
-    Responses in the first `ramp_s` do not count: then the first requests are still on their way.
-
-    Raises:
-        RuntimeError: a request failed, or the planned requests do not last that long.
-    """
-    loop = asyncio.get_running_loop()
-    begin = loop.time() + ramp_s
-    end = begin + seconds
-    planned = iter(arrivals)
-    answered = 0
-
-    async def one() -> None:
-        nonlocal answered
-        while loop.time() < end:
-            arrival = next(planned, None)
-            if arrival is None:
-                raise RuntimeError(f"{len(arrivals)} requests do not last {seconds:.0f} s")
-            cause = await cause_of(client, arrival, end + PATIENCE_S)
-            if cause:
-                raise RuntimeError(f"a request failed: {cause}")
-            answered += begin <= loop.time() < end
-
-    await asyncio.gather(*(one() for _ in range(clients)))
-    return answered / seconds
