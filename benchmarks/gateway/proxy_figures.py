@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 Cell = TypeVar("Cell")
-DIRECT, OURS, FULL, OTHER = "direct", "gateway", "gateway, full", "LiteLLM"
+DIRECT, OURS, FULL, BEFORE = "direct", "gateway", "gateway, full", "before"
 P50_GOAL_MS: Final = 1.5
 P99_GOAL_MS: Final = 8.0
-PER_CORE_GOAL: Final = 3.0
 GAP_GOAL_MS: Final = 5.0
 FULL_GOAL: Final = 1.10
 
@@ -47,8 +46,6 @@ class StreamCell:
     gap_p50_ms: float
     gap_p99_ms: float
     failed: int
-    tokens_per_s: float = math.nan
-    """Of all streams, where an engine generates as fast as it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +128,3 @@ class Goal:
 def at_most(text: str, measured: Spread, limit: float, digits: int, unit: str = "") -> Goal:
     """Return a goal that is met if the median over the blocks does not exceed a limit."""
     return Goal(text, measured, digits, unit, measured.median <= limit)
-
-
-def at_least(text: str, measured: Spread, limit: float, digits: int, unit: str = "") -> Goal:
-    """Return a goal that is met if the median over the blocks reaches a limit."""
-    return Goal(text, measured, digits, unit, measured.median >= limit)

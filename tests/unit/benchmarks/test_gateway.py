@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from fleetkeeper_local.common.paths import REPOSITORY
 
 pytestmark = pytest.mark.exhaustive
 
@@ -20,9 +24,9 @@ def latency(part: Part, p50: float, p99: float, failed: int = 0) -> Any:
 
 
 def found(part: Part, **changes: Any) -> Any:
-    """Returns figures of one block; the gateway adds 1 ms, and costs a fifth of the other."""
+    """Returns figures of one block; the gateway adds 1 ms, and costs a fifth of that of another commit."""
     figures, page = part("proxy_figures"), part("proxy_page")
-    names = (figures.OURS, figures.FULL, figures.OTHER)
+    names = (figures.OURS, figures.FULL, figures.BEFORE)
     block = {figures.DIRECT: latency(part, 0.5, 1.0)}
     block |= {name: latency(part, 1.5, 5.0) for name in names}
     streams = {figures.DIRECT: figures.StreamCell(1.0, 20.0, 21.0, 0)}
@@ -74,7 +78,7 @@ def test_goals_are_told_as_met_or_missed(part: Part) -> None:
     page, figures = part("proxy_page"), part("proxy_figures")
     assert all(goal.met for goal in page.goals(found(part)))
     slow = {figures.DIRECT: latency(part, 0.5, 1.0), figures.OURS: latency(part, 2.1, 9.5)}
-    slow |= {figures.FULL: latency(part, 2.5, 9.5), figures.OTHER: latency(part, 9.0, 9.5)}
+    slow |= {figures.FULL: latency(part, 2.5, 9.5), figures.BEFORE: latency(part, 9.0, 9.5)}
     missed = [goal.text for goal in page.goals(found(part, latency=[slow])) if not goal.met]
     assert missed == [
         "added latency P50 <= 1.5 ms",
@@ -88,7 +92,7 @@ def test_goals_are_told_as_met_or_missed(part: Part) -> None:
 def test_failed_requests_are_told(part: Part) -> None:
     figures = part("proxy_figures")
     block = dict(found(part).latency[0])
-    block[figures.OTHER] = latency(part, 1.0, 2.0, failed=7)
+    block[figures.BEFORE] = latency(part, 1.0, 2.0, failed=7)
     text = part("proxy_page").tables(found(part, latency=[block]))
     assert "\n7 requests failed." in text
 
@@ -103,21 +107,37 @@ def test_the_page_has_a_column_for_each_contender(part: Part) -> None:
 
 def test_the_page_says_what_was_run(part: Part) -> None:
     page, size = part("proxy_page"), part("measures").FULL_SIZE
-    alone = page.setting({"redis": "7.0.15"}, size)
-    assert "Redis 7.0.15" in alone
-    assert "LiteLLM" not in alone
-    versions = {"redis": "7.0.15", "litellm": "1.2.3", "uvicorn": "0.1", "fastapi": "0.2"}
-    assert "LiteLLM 1.2.3" in page.setting(versions, size)
+    text = page.setting("7.0.15", size)
+    assert "Redis 7.0.15" in text
+    assert "4 blocks" in text
+
+
+def test_another_commit_has_a_column_with_ratios(part: Part) -> None:
+    lines = part("proxy_page").tables(found(part)).splitlines()
+    head = next(line for line in lines if "| direct |" in line)
+    assert head.endswith("| before | gateway / before |")
+    row = next(line for line in lines if line.startswith("| requests/s for a core"))
+    assert row.startswith("| requests/s for a core of the gateway, 16 clients |  | 500 ")
+    assert row.endswith("| 5.00 (5.00 to 5.00) |")
+    names = ("gateway", "gateway, full")
+    memory = {n: part("proxy_figures").MemoryCell(100.0, 140.0, 1000) for n in names}
+    assert "before |" not in part("proxy_page").tables(found(part, memory=memory))
+
+
+def test_the_gateway_of_another_checkout_runs_in_its_own_environment(part: Part) -> None:
+    python, entry = part("contenders").entry_of(REPOSITORY)
+    assert Path(python).samefile(sys.executable)
+    assert Path(entry).samefile(REPOSITORY / "tests/support/gateway_entry.py")
 
 
 def test_streams_that_do_not_begin_in_time_have_no_memory(part: Part) -> None:
     figures, page = part("proxy_figures"), part("proxy_page")
     cell = figures.MemoryCell(413.0, None, 1000)
     names = (figures.OURS, figures.FULL)
-    memory = {n: figures.MemoryCell(100.0, 140.0, 1000) for n in names} | {figures.OTHER: cell}
+    memory = {n: figures.MemoryCell(100.0, 140.0, 1000) for n in names} | {figures.BEFORE: cell}
     text = page.tables(found(part, memory=memory))
-    assert "413 MiB |\n| resident memory with 1,000 open streams" in text
-    assert "| 140 MiB | 140 MiB | not all began in 60 s |" in text
+    assert "413 MiB | 0.24 |\n| resident memory with 1,000 open streams" in text
+    assert "| 140 MiB | 140 MiB | not all began in 60 s |  |" in text
 
 
 def test_the_upstream_streams_as_many_frames_as_asked(part: Part) -> None:
@@ -163,12 +183,3 @@ def test_direct_requests_have_no_processor_time(part: Part) -> None:
     contenders = part("contenders")
     assert contenders.direct(1).cpu_s() == 0.0
     assert math.isinf(part("proxy_figures").CapacityCell(1.0, math.inf, 0).per_core_s)
-
-
-def test_litellm_is_asked_to_do_the_same(part: Part) -> None:
-    """One deployment with limits in Redis, and a key."""
-    config = part("contenders").litellm_config(8001, 6379, "sk-1")
-    (model,) = config["model_list"]
-    assert model["litellm_params"]["api_base"] == "http://127.0.0.1:8001/v1"
-    assert config["router_settings"]["redis_port"] == 6379
-    assert config["general_settings"]["master_key"] == "sk-1"

@@ -1,12 +1,11 @@
-"""What the gateway adds to a request, beside direct requests and LiteLLM's proxy.
+"""What the gateway adds to a request, beside direct requests and, with --before, the gateway of another commit.
 
-    python benchmarks/gateway/against_litellm.py            # 20 minutes; writes RESULTS.md
-    python benchmarks/gateway/against_litellm.py --quick    # two minutes, to see that it runs; prints alone
-    python benchmarks/gateway/against_litellm.py --without-litellm
+    python benchmarks/gateway/gateway_cost.py                    # a quarter of an hour; writes RESULTS.md
+    python benchmarks/gateway/gateway_cost.py --quick            # two minutes, to see that it runs; prints alone
+    python benchmarks/gateway/gateway_cost.py --before CHECKOUT  # another checkout after `make setup`
 
-The upstream is a stand-in that answers at once, so that the figures are the proxy's own cost. Redis is
+The upstream is a stand-in that answers at once, so that the figures are the gateway's own cost. Redis is
 a real redis-server, one for each contender. The API server is a stand-in that serves lists and watches.
-`run_engine.py` measures the gateway before a real vLLM.
 """
 
 from __future__ import annotations
@@ -34,15 +33,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="see that it runs; write nothing")
-    parser.add_argument("--without-litellm", action="store_true", help="leave LiteLLM's proxy out")
+    parser.add_argument("--before", type=Path, help="a checkout whose gateway runs beside this one")
     parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
     args = parser.parse_args()
     allow_open_files()
     size = measures.QUICK_SIZE if args.quick else measures.FULL_SIZE
     with tempfile.TemporaryDirectory(prefix="fleetkeeper-benchmark-") as folder:
-        found = uvloop.run(measure(Path(folder), size, with_litellm=not args.without_litellm))
-    versions = contenders.versions(with_litellm=not args.without_litellm)
-    text = f"{measured_on()} {proxy_page.setting(versions, size)}\n\n"
+        found = uvloop.run(measure(Path(folder), size, args.before))
+    text = f"{measured_on()} {proxy_page.setting(contenders.redis_version(), size)}\n\n"
     text += proxy_page.tables(found)
     print(text)
     if not args.quick:
@@ -55,20 +53,17 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def measure(folder: Path, size: measures.Size, *, with_litellm: bool) -> proxy_page.Found:
+async def measure(folder: Path, size: measures.Size, before: Path | None) -> proxy_page.Found:
     """Start every contender, and run each measure in blocks that alternate them."""
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(contenders.upstream())
         direct = contenders.direct(port)
-        ours = await stack.enter_async_context(
-            contenders.gateway(folder / "ours", port, full=False)
-        )
+        ours = await stack.enter_async_context(contenders.gateway(folder / "ours", port))
         full = await stack.enter_async_context(contenders.gateway(folder / "full", port, full=True))
         proxies = [ours, full]
-        if with_litellm:
-            proxies.append(
-                await stack.enter_async_context(contenders.litellm(folder / "litellm", port))
-            )
+        if before is not None:
+            other = contenders.gateway(folder / "before", port, checkout=before)
+            proxies.append(await stack.enter_async_context(other))
         everyone = [direct, *proxies]
         return proxy_page.Found(
             latency=await measures.in_blocks(
