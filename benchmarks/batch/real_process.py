@@ -20,7 +20,6 @@ from fleetkeeper.commands.batch.api import BatchApi, batch_api
 from fleetkeeper.commands.batch.progress import counts_of
 from fleetkeeper_contract import client_keys
 from fleetkeeper_local.control_plane.ports import free_ports
-from fleetkeeper_local.load.open_loop import prompt_of
 from fleetkeeper_local.load.schedule import Arrival
 from tests.support.gateway_api import KEYS_NAMESPACE, ApiStandIn, key_secret, service
 from tests.support.redis_server import RedisServer, ensure_redis
@@ -123,7 +122,7 @@ def write_lines(path: Path, model: str, arrivals: Sequence[Arrival]) -> None:
         for arrival in arrivals:
             body = {
                 "model": model,
-                "prompt": prompt_of(arrival),
+                "prompt": arrival.prompt,
                 "max_tokens": arrival.output_tokens,
                 "temperature": 0.0,
                 "ignore_eos": True,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from proxy_figures import Spread, percentile, spread
 from results_page import markdown_table
-from send_modes import Answer
 from window_modes import TIER, UNLIMITED
 
 from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
+from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival
 
 PROCESS = "batch process"
@@ -52,19 +52,19 @@ class Realtime:
     """Of batch, beside them."""
 
 
-def cell_of(arrivals: Sequence[Arrival], answers: Sequence[Answer]) -> Cell:
+def cell_of(arrivals: Sequence[Arrival], samples: Sequence[Sample]) -> Cell:
     """Return the figures of a mode.
 
     Raises:
         ValueError: if no line was answered.
     """
-    latencies = [answer.latency_s for answer in answers if not answer.cause]
+    latencies = [sample.latency_s for sample in samples if sample.outcome.ok]
     tokens = sum(arrival.output_tokens for arrival in arrivals)
-    failed = len(answers) - len(latencies)
-    took_s = max(answer.ended_s for answer in answers)
+    failed = len(samples) - len(latencies)
+    took_s = max(sample.ended_s for sample in samples)
     return Cell(
         # Tokens of lines that failed are not known. Then the figure is of no use, and failed says so.
-        tokens * len(latencies) / len(answers) / took_s,
+        tokens * len(latencies) / len(samples) / took_s,
         percentile(latencies, 0.5),
         percentile(latencies, 0.99),
         failed,

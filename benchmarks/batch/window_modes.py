@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Self
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
-from send_modes import CONNECTIONS, Answer, StaticBatches, cause_of, send_each
-
-from fleetkeeper_local.load.client import CompletionClient, Patience
+from fleetkeeper_local.load.client import CompletionClient, Outcome, Patience
+from fleetkeeper_local.load.closed_loop import closed_loop
+from fleetkeeper_local.load.open_loop import Sample, run_open_loop
 from fleetkeeper_local.load.schedule import Arrival
 
 SIZES = (8, 16, 32, 64)
@@ -16,12 +18,15 @@ MAX_WAIT_S = 0.25
 """How long a window waits to fill."""
 LINES_AT_A_TIME = 896
 """Of one key in one replica of the batch process: 7/8 of BATCH_CONCURRENCY."""
+CONNECTIONS = 4096
+"""More than ever wait, so that no request waits in the client for a connection."""
 DEADLINE_S = 600.0
 """Only a hang lasts this long."""
 PATIENT = Patience(attempts=1000, request_timeout_s=DEADLINE_S, deadline_s=DEADLINE_S)
 """A 429 is waited for, as the batch process does."""
 UNLIMITED, TIER = "unlimited client", "batch tier"
-Send = Callable[[CompletionClient, Sequence[Arrival]], Awaitable[list[Answer]]]
+Send = Callable[[Arrival], Awaitable[Outcome]]
+Mode = Callable[[CompletionClient, Sequence[Arrival]], Awaitable[list[Sample]]]
 
 
 def window(size: int) -> str:
@@ -34,35 +39,73 @@ def patient_client(url: str, model: str) -> CompletionClient:
     return CompletionClient(f"{url}/v1", model, patience=PATIENT, connections=CONNECTIONS)
 
 
-def in_windows(size: int) -> Send:
+class Windows:
+    """Requests that are collected, sent together, and answered when the last of them is.
+
+    A window is sent once `size` requests wait, or `max_wait_s` after the first of them came. The next
+    one is sent when the whole last one was answered.
+    """
+
+    def __init__(self, send: Send, size: int, max_wait_s: float) -> None:
+        self._send = send
+        self._size = size
+        self._max_wait_s = max_wait_s
+        self._waiting: asyncio.Queue[tuple[float, Arrival, asyncio.Future[Outcome]]] = (
+            asyncio.Queue()
+        )
+
+    async def send(self, arrival: Arrival) -> Outcome:
+        """Return the outcome of a request when its whole window was answered."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Outcome] = loop.create_future()
+        self._waiting.put_nowait((loop.time(), arrival, answered))
+        return await answered
+
+    async def run(self) -> None:
+        """Send windows until cancelled."""
+        while True:
+            first = await self._waiting.get()
+            rows = [first]
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(first[0] + self._max_wait_s):
+                    while len(rows) < self._size:
+                        rows.append(await self._waiting.get())
+            outcomes = await asyncio.gather(*(self._send(arrival) for _, arrival, _ in rows))
+            for (_, _, answered), outcome in zip(rows, outcomes, strict=True):
+                answered.set_result(outcome)
+
+
+def in_windows(size: int) -> Mode:
     """Return the mode that collects, sends together, and waits for all."""
 
-    async def send(client: CompletionClient, arrivals: Sequence[Arrival]) -> list[Answer]:
-        return await StaticBatches(client, size, MAX_WAIT_S, DEADLINE_S).send(arrivals)
+    async def send(client: CompletionClient, arrivals: Sequence[Arrival]) -> list[Sample]:
+        windows = Windows(client.send_whole, size, MAX_WAIT_S)
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(windows.run())
+            samples = await run_open_loop(windows.send, arrivals)
+            sending.cancel()
+        return samples
 
     return send
 
 
-async def at_once(client: CompletionClient, arrivals: Sequence[Arrival]) -> list[Answer]:
+async def at_once(client: CompletionClient, arrivals: Sequence[Arrival]) -> list[Sample]:
     """Send every line at its time."""
-    return await send_each(client, arrivals, DEADLINE_S)
+    return await run_open_loop(client.send_whole, arrivals)
 
 
-async def in_batch_tier(client: CompletionClient, arrivals: Sequence[Arrival]) -> list[Answer]:
+async def in_batch_tier(client: CompletionClient, arrivals: Sequence[Arrival]) -> list[Sample]:
     """Keep the lines of one replica of the batch process in the engine until none is left."""
-    loop = asyncio.get_running_loop()
-    zero, places = loop.time(), asyncio.Semaphore(LINES_AT_A_TIME)
+    places = asyncio.Semaphore(LINES_AT_A_TIME)
 
-    async def one(arrival: Arrival) -> Answer:
-        await asyncio.sleep(max(0.0, zero + arrival.at_s - loop.time()))
+    async def send(arrival: Arrival) -> Outcome:
         async with places:
-            cause = await cause_of(client, arrival, zero + arrival.at_s + DEADLINE_S)
-        return Answer(arrival.tier, arrival.at_s, loop.time() - zero, cause)
+            return await client.send_whole(arrival)
 
-    return list(await asyncio.gather(*(one(arrival) for arrival in arrivals)))
+    return await run_open_loop(send, arrivals)
 
 
-MODES: dict[str, tuple[str, Send]] = {
+MODES: dict[str, tuple[str, Mode]] = {
     UNLIMITED: ("standard", at_once),
     TIER: ("batch", in_batch_tier),
     **{window(size): ("standard", in_windows(size)) for size in SIZES},
@@ -70,38 +113,24 @@ MODES: dict[str, tuple[str, Send]] = {
 """By name: the tier of the requests, and how they are sent."""
 
 
-class FullQueue:
-    """A context in which the engine always has lines of the batch tier that wait."""
+@dataclass
+class Counts:
+    """Lines, until now."""
 
-    def __init__(self, client: CompletionClient, lines: Sequence[Arrival]) -> None:
-        self._client = client
-        self._lines = lines
-        self._sent = 0
-        self._tasks: list[asyncio.Task[None]] = []
-        self.answered = 0
-        """Lines, until now."""
-        self.failed = 0
+    answered: int = 0
+    failed: int = 0
 
-    async def __aenter__(self) -> Self:
-        """Begin to send."""
-        self._tasks = [asyncio.create_task(self._send()) for _ in range(LINES_AT_A_TIME)]
-        return self
+    def add(self, outcome: Outcome) -> None:
+        """Count one line."""
+        self.answered += outcome.ok
+        self.failed += not outcome.ok
 
-    async def __aexit__(self, *_: object) -> None:
-        """Hang up, so that the engine drops what it has not finished."""
-        for task in self._tasks:
-            task.cancel()
-        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
-        for result in ended:
-            if isinstance(result, Exception):
-                raise result
 
-    async def _send(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            line = self._lines[self._sent % len(self._lines)]
-            self._sent += 1
-            if await cause_of(self._client, line, loop.time() + DEADLINE_S):
-                self.failed += 1
-            else:
-                self.answered += 1
+@asynccontextmanager
+async def full_queue(client: CompletionClient, lines: Sequence[Arrival]) -> AsyncIterator[Counts]:
+    """Let lines of the batch tier always wait in the engine, until the block is left."""
+    counts = Counts()
+    async with closed_loop(
+        client.send_whole, itertools.cycle(lines), LINES_AT_A_TIME, on_answer=counts.add
+    ):
+        yield counts

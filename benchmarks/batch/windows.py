@@ -45,7 +45,7 @@ from window_figures import (  # noqa: E402
     page,
     process_page,
 )
-from window_modes import MODES, TIER, UNLIMITED, FullQueue, Send, patient_client  # noqa: E402
+from window_modes import MODES, TIER, UNLIMITED, Mode, full_queue, patient_client  # noqa: E402
 
 from fleetkeeper_contract.tiers import Tier  # noqa: E402
 from fleetkeeper_engine.shm.layout import SchedulerBlock  # noqa: E402
@@ -176,7 +176,7 @@ class Measuring:
             found[name] = await modes[name](lines)
         return {name: found[name] for name in modes}
 
-    def _mode(self, client: CompletionClient, tier: str, send: Send) -> Run:
+    def _mode(self, client: CompletionClient, tier: str, send: Mode) -> Run:
         async def run(lines: Sequence[Arrival]) -> Cell:
             due = [replace(line, tier=tier) for line in lines]
             return cell_of(due, await send(client, due))
@@ -233,7 +233,7 @@ class Measuring:
         if not beside:
             return await self._realtime_cell(client, due)
         lines = [replace(line, tier="batch") for line in _lines(1000, 7)]
-        async with FullQueue(client, lines) as queue:
+        async with full_queue(client, lines) as queue:
             # The first lines are in the engine, and others wait.
             await self._engine.until(
                 lambda: self._engine.middleware().waiting[Tier.BATCH] > 0, 60.0
@@ -246,14 +246,11 @@ class Measuring:
 
     async def _realtime_cell(self, client: CompletionClient, due: Sequence[Arrival]) -> Realtime:
         before = self._engine.scheduler()
-        samples = await run_open_loop(client, due)
+        samples = await run_open_loop(client.send, due)
         first = [s.first_token_s for s in samples if s.first_token_s is not None]
         after = await self._scheduled(before, len(first))
-        each = [
-            (s.outcome.ended_s - s.outcome.first_token_s) / (s.outcome.tokens - 1)
-            for s in samples
-            if s.outcome.first_token_s is not None and s.outcome.tokens > 1
-        ]
+        times = [s.outcome.time_per_token_s for s in samples]
+        each = [time_s for time_s in times if time_s is not None]
         tier = Tier.REALTIME
         count = sum(after.queue_wait_of(tier)) - sum(before.queue_wait_of(tier))
         return Realtime(

@@ -150,8 +150,7 @@ def is_good(sample: Sample) -> bool:
     """Return whether a client got its answer within both targets."""
     if not sample.outcome.ok or sample.first_token_s is None:
         return False
-    rest_s = sample.latency_s - sample.first_token_s
-    each_s = rest_s / max(1, sample.outcome.tokens - 1)
+    each_s = sample.outcome.time_per_token_s or 0.0  # one token has no time after it
     return sample.first_token_s <= TARGETS.ttft_s and each_s <= TARGETS.tpot_s
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from contextlib import suppress
+from dataclasses import replace
 
 from fleetkeeper_local.common.errors import LocalError
-from fleetkeeper_local.load.client import CompletionClient, Patience
-from fleetkeeper_local.load.open_loop import prompt_of
+from fleetkeeper_local.load.client import CompletionClient, Outcome, Patience
+from fleetkeeper_local.load.closed_loop import run_closed_loop
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
 CLIENTS = 16
 """Concurrent clients: more than a new engine's sequence limit, so that it is never idle."""
 WARM_UP_S, MEASURED_S = 4.0, 12.0
 SEED = 19
+WITHOUT_TIER = {"": 1.0}
 
 
 def measure_capacity(
@@ -38,25 +39,21 @@ def measure_capacity(
 async def _saturate(
     base_url: str, model: str, shape: Shape, seconds: float, warm_up_s: float
 ) -> int:
-    requests = itertools.cycle(plan_arrivals([Phase("capacity", 600.0, 10.0)], shape, SEED))
     loop = asyncio.get_running_loop()
     begin_s = loop.time() + warm_up_s
-    end_s = begin_s + seconds
+    plan = plan_arrivals([Phase("capacity", 600.0, 10.0)], replace(shape, tiers=WITHOUT_TIER), SEED)
     answered = 0
 
-    async def keep_asking(client: CompletionClient) -> None:
+    def count(outcome: Outcome) -> None:
         nonlocal answered
-        while True:
-            request = next(requests)
-            outcome = await client.complete(
-                prompt_of(request), request.output_tokens, session=request.session
-            )
-            answered += outcome.ok and loop.time() >= begin_s
+        answered += outcome.ok and loop.time() >= begin_s
 
     async with CompletionClient(base_url, model, patience=Patience(attempts=20)) as client:
-        with suppress(TimeoutError):
-            # Requests in flight at the end are dropped; the engine aborts them.
-            async with asyncio.timeout_at(end_s), asyncio.TaskGroup() as group:
-                for _ in range(CLIENTS):
-                    group.create_task(keep_asking(client))
+        await run_closed_loop(
+            client.send,
+            itertools.cycle(plan),
+            CLIENTS,
+            on_answer=count,
+            seconds=warm_up_s + seconds,
+        )
     return answered

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from fleetkeeper_local.load.client import CompletionClient, Patience
-from fleetkeeper_local.load.open_loop import Sample, prompt_of
+from fleetkeeper_local.load.open_loop import Sample, run_open_loop
 from fleetkeeper_local.load.schedule import Arrival
 
 
@@ -43,7 +43,7 @@ class Traffic:
         self._patience = patience
         self._stopped = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wake = asyncio.Event()
+        self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
         self._failure: BaseException | None = None
         self.samples: list[Sample] = []
@@ -98,7 +98,7 @@ class Traffic:
         self._stopped.set()
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop just ended by itself
-                self._loop.call_soon_threadsafe(self._wake.set)
+                self._loop.call_soon_threadsafe(self._stop.set)
 
     def _run(self) -> None:
         try:
@@ -107,33 +107,20 @@ class Traffic:
             self._failure = error
 
     async def _send_all(self) -> None:
-        self._loop = loop = asyncio.get_running_loop()
-        zero = loop.time()
-        async with (
-            CompletionClient(self._base_url, self._model, patience=self._patience) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            for arrival in self._arrivals:
-                await self._until(zero + arrival.at_s)
-                if self._stopped.is_set():
-                    return
-                self.sent += 1
-                group.create_task(self._one(client, arrival, zero))
+        self._loop = asyncio.get_running_loop()
+        if self._stopped.is_set():  # before there was a loop
+            self._stop.set()
+        async with CompletionClient(self._base_url, self._model, patience=self._patience) as client:
+            await run_open_loop(
+                client.send,
+                self._arrivals,
+                on_send=self._count,
+                on_sample=self.samples.append,
+                stop=self._stop,
+            )
 
-    async def _until(self, moment_s: float) -> None:
-        """Sleep until a time of the loop's clock, or until sending stops."""
-        left_s = moment_s - asyncio.get_running_loop().time()
-        if left_s > 0:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), left_s)
-
-    async def _one(self, client: CompletionClient, arrival: Arrival, zero: float) -> None:
-        loop = asyncio.get_running_loop()
-        sent_s = loop.time() - zero
-        outcome = await client.complete(
-            prompt_of(arrival), arrival.output_tokens, tier=arrival.tier, session=arrival.session
-        )
-        self.samples.append(Sample(arrival, outcome, arrival.at_s, sent_s, loop.time() - zero))
+    def _count(self) -> None:
+        self.sent += 1
 
 
 def joined(traffics: Sequence[Traffic]) -> list[Sample]:

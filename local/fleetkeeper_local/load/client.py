@@ -14,6 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
+from fleetkeeper_local.load.schedule import Arrival
 
 RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 """As in OpenAI's clients: no token was sent yet, so no work is repeated."""
@@ -37,6 +38,13 @@ class Outcome:
     ended_s: float
     tokens: int
     detail: str = ""
+
+    @property
+    def time_per_token_s(self) -> float | None:
+        """Return the mean time per token after the first; None without a second token or its time."""
+        if self.first_token_s is None or self.tokens < 2:
+            return None
+        return (self.ended_s - self.first_token_s) / (self.tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,21 @@ class CompletionClient:
         """Close the pool and abort the requests in flight."""
         if self._session is not None:
             await self._session.close()
+
+    async def send(self, arrival: Arrival) -> Outcome:
+        """Send a planned request now, streamed."""
+        return await self.complete(
+            arrival.prompt,
+            arrival.output_tokens,
+            tier=arrival.tier or None,
+            session=arrival.session,
+        )
+
+    async def send_whole(self, arrival: Arrival) -> Outcome:
+        """Send a planned request now; its response is not streamed."""
+        return await self.complete(
+            arrival.prompt, arrival.output_tokens, tier=arrival.tier or None, stream=False
+        )
 
     async def complete(
         self,

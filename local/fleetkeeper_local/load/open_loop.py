@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from fleetkeeper_local.load.client import CompletionClient, Outcome
+from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.schedule import Arrival
-
-FIRST_PROMPT_TOKEN = 10
-PROMPT_TOKEN_RANGE = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,38 +37,44 @@ class Sample:
         return self.outcome.first_token_s - self.outcome.started_s + self.sent_s - self.intended_s
 
 
-def prompt_of(arrival: Arrival) -> list[int]:
-    """Return a prompt of exactly the planned number of tokens, different for each request.
-
-    It consists of token ids, not text: lengths are exact, and no prefix cache can help.
-    """
-    return [
-        FIRST_PROMPT_TOKEN + (arrival.number * 31 + position * 7) % PROMPT_TOKEN_RANGE
-        for position in range(arrival.prompt_tokens)
-    ]
-
-
 async def run_open_loop(
-    client: CompletionClient,
-    arrivals: Sequence[Arrival],
+    send: Callable[[Arrival], Awaitable[Outcome]],
+    arrivals: Iterable[Arrival],
     *,
+    on_send: Callable[[], None] | None = None,
     on_sample: Callable[[Sample], None] | None = None,
+    stop: asyncio.Event | None = None,
 ) -> list[Sample]:
-    """Send every arrival at its time and wait for all; return the samples in order of arrival."""
+    """Send every arrival at its time and wait for all; return the samples in order of arrival.
+
+    Args:
+        send: `send` of a client, or what is in front of it.
+        arrivals: in order of time.
+        on_send: called before each request.
+        on_sample: called with each request that ended.
+        stop: once it is set, no more are sent. Those under way end.
+    """
     loop = asyncio.get_running_loop()
     zero = loop.time()
+    stop = stop or asyncio.Event()
+    tasks: list[asyncio.Task[Sample]] = []
 
     async def one(arrival: Arrival) -> Sample:
-        await asyncio.sleep(max(0.0, zero + arrival.at_s - loop.time()))
         sent_s = loop.time() - zero
-        outcome = await client.complete(
-            prompt_of(arrival), arrival.output_tokens, tier=arrival.tier, session=arrival.session
-        )
+        outcome = await send(arrival)
         sample = Sample(arrival, outcome, arrival.at_s, sent_s, loop.time() - zero)
         if on_sample is not None:
             on_sample(sample)
         return sample
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(arrival)) for arrival in arrivals]
+        for arrival in arrivals:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(zero + arrival.at_s):
+                    await stop.wait()
+            if stop.is_set():
+                break
+            if on_send is not None:
+                on_send()
+            tasks.append(group.create_task(one(arrival)))
     return [task.result() for task in tasks]

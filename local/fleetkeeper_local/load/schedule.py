@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+FIRST_PROMPT_TOKEN = 10
+PROMPT_TOKEN_RANGE = 900
 DEFAULT_TIERS: Mapping[str, float] = {"realtime": 0.3, "standard": 0.5, "batch": 0.2}
 
 
@@ -31,7 +33,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request to send `at_s` seconds after the start."""
+    """One request to send `at_s` seconds after the start. An empty tier is not sent."""
 
     number: int
     at_s: float
@@ -40,6 +42,17 @@ class Arrival:
     session: str
     prompt_tokens: int
     output_tokens: int
+
+    @property
+    def prompt(self) -> list[int]:
+        """Return a prompt of exactly the planned number of tokens, different for each request.
+
+        It consists of token ids, not text: lengths are exact, and no prefix cache can help.
+        """
+        return [
+            FIRST_PROMPT_TOKEN + (self.number * 31 + position * 7) % PROMPT_TOKEN_RANGE
+            for position in range(self.prompt_tokens)
+        ]
 
 
 def _times(phases: Sequence[Phase], rng: random.Random) -> Iterator[tuple[float, Phase]]:

@@ -95,7 +95,7 @@ def test_an_answer_is_good_within_both_targets(
     part: Part, sent_s: float, ended_s: float, ok: bool, good: bool
 ) -> None:
     """TTFT of 0.5 s from the send, which may be late; 101 tokens."""
-    outcome = Outcome(ok, "", 200, 1, 100.0, 100.5, 0.0, 101)
+    outcome = Outcome(ok, "", 200, 1, 100.0, 100.5, 100.0 + ended_s - sent_s, 101)
     arrival = Arrival(0, 0.0, "", "standard", "", 10, 101)
     assert part("both_sides").is_good(Sample(arrival, outcome, 0.0, sent_s, ended_s)) is good
 

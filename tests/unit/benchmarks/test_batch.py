@@ -14,6 +14,7 @@ from aiohttp import web
 
 from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
 from fleetkeeper_local.load.client import Outcome
+from fleetkeeper_local.load.open_loop import Sample, run_open_loop
 from fleetkeeper_local.load.schedule import Arrival
 
 pytestmark = pytest.mark.exhaustive
@@ -26,17 +27,20 @@ def line(number: int, tokens: int = 10, at_s: float = 0.0) -> Arrival:
     return Arrival(number, at_s, "lines", "batch", "s", 4, tokens)
 
 
+def answered(ended_s: float, cause: str = "") -> Sample:
+    outcome = Outcome(not cause, cause, 0, 1, 0.0, None, ended_s, 10)
+    return Sample(line(0), outcome, 0.0, 0.0, ended_s)
+
+
 def test_tokens_a_second_end_with_the_last_line(part: Part) -> None:
-    figures, answer = part("window_figures"), part("send_modes").Answer
-    answers = [answer("batch", 0.0, end, "") for end in (1.0, 2.0, 5.0)]
-    cell = figures.cell_of([line(0), line(1), line(2, tokens=30)], answers)
+    samples = [answered(end) for end in (1.0, 2.0, 5.0)]
+    cell = part("window_figures").cell_of([line(0), line(1), line(2, tokens=30)], samples)
     assert (cell.tokens_per_s, cell.p50_s, cell.p99_s, cell.failed) == (10.0, 2.0, 5.0, 0)
 
 
 def test_a_line_that_failed_is_told(part: Part) -> None:
-    figures, answer = part("window_figures"), part("send_modes").Answer
-    answers = [answer("batch", 0.0, 1.0, ""), answer("batch", 0.0, 2.0, "http_500")]
-    cell = figures.cell_of([line(0), line(1)], answers)
+    samples = [answered(1.0), answered(2.0, "http_500")]
+    cell = part("window_figures").cell_of([line(0), line(1)], samples)
     assert (cell.failed, cell.p99_s) == (1, 1.0)
 
 
@@ -166,8 +170,8 @@ async def test_a_window_waits_for_all_and_the_tier_for_none(part: Part) -> None:
                 task = asyncio.create_task(modes.MODES[name][1](client, lines))
                 await engine.until_open(expected)
                 engine.proceed.set()
-                answers = await task
-                assert [answer.cause for answer in answers] == [""] * 20
+                samples = await task
+                assert [sample.outcome.cause for sample in samples] == [""] * 20
                 assert engine.most == expected
     finally:
         await runner.cleanup()
@@ -178,7 +182,7 @@ async def test_a_full_queue_is_kept_full_and_leaves_nothing(part: Part) -> None:
     runner, url = await served(engine)
     try:
         async with modes.patient_client(url, "m") as client:
-            async with modes.FullQueue(client, [line(0), line(1)]) as queue:
+            async with modes.full_queue(client, [line(0), line(1)]) as queue:
                 await engine.until_open(modes.LINES_AT_A_TIME)
                 assert queue.answered == 0
             assert queue.failed == 0
@@ -207,14 +211,13 @@ class Answering:
         self.answers: dict[int, asyncio.Event] = {}
         self.arrived = asyncio.Event()
 
-    async def complete(self, prompt: list[int], tokens: int, **_: Any) -> Outcome:
+    async def send(self, arrival: Arrival) -> Outcome:
         """Waits for the test."""
-        del prompt
-        self.sent.append(tokens)
-        self.answers[tokens] = asyncio.Event()
+        self.sent.append(arrival.number)
+        answer = self.answers[arrival.number] = asyncio.Event()
         self.arrived.set()
-        await self.answers[tokens].wait()
-        return Outcome(True, "", 200, 1, 0.0, None, 0.0, tokens)
+        await answer.wait()
+        return Outcome(True, "", 200, 1, 0.0, None, 0.0, arrival.output_tokens)
 
     async def until_sent(self, count: int) -> None:
         """Returns when so many were sent."""
@@ -223,42 +226,38 @@ class Answering:
             await self.arrived.wait()
 
 
-async def test_a_static_batch_waits_for_the_whole_one_before(
-    part: Part,
-) -> None:
-    """The last response of a batch releases all its responses, and only then the next batch."""
-    module = part("send_modes")
-    engine = Answering()
-    arrivals = [Arrival(n, 0.0, "p", "realtime", "s", 1, n) for n in range(5)]
-    batches = module.StaticBatches(engine, 3, 0.01, 60.0)
-    sending = asyncio.create_task(batches.send(arrivals))
-    async with asyncio.timeout(20):
-        await engine.until_sent(3)
-        engine.answers[0].set()
-        engine.answers[1].set()
+async def test_a_window_waits_for_the_whole_one_before(part: Part) -> None:
+    """The last response of a window releases all its responses, and only then the next window."""
+    client = Answering()
+    windows = part("window_modes").Windows(client.send, 3, 0.01)
+    sending = asyncio.create_task(windows.run())
+    running = asyncio.create_task(run_open_loop(windows.send, [line(n) for n in range(5)]))
+    async with asyncio.timeout(GUARD_S):
+        await client.until_sent(3)
+        client.answers[0].set()
+        client.answers[1].set()
         await asyncio.sleep(0)
-        assert engine.sent == [0, 1, 2]
-        engine.answers[2].set()
-        await engine.until_sent(5)
-        engine.answers[3].set()
-        engine.answers[4].set()
-        found = await sending
-    assert [answer.cause for answer in found] == [""] * 5
-    assert len({answer.ended_s for answer in found[:3]}) == 1
-    assert found[3].ended_s > found[0].ended_s
+        assert client.sent == [0, 1, 2]
+        client.answers[2].set()
+        await client.until_sent(5)
+        client.answers[3].set()
+        client.answers[4].set()
+        samples = await running
+    sending.cancel()
+    assert [sample.outcome.cause for sample in samples] == [""] * 5
+    assert max(sample.ended_s for sample in samples[:3]) < min(
+        sample.ended_s for sample in samples[3:]
+    )
 
 
-async def test_a_client_that_hung_up_before_its_batch_is_not_sent(
-    part: Part,
-) -> None:
-    """Its request counts as a timeout, and the engine never sees it."""
-    module = part("send_modes")
-    engine = Answering()
-    arrivals = [Arrival(n, -9.0 if n else 0.0, "p", "realtime", "s", 1, n) for n in range(2)]
-    sending = asyncio.create_task(module.StaticBatches(engine, 2, 0.01, 5.0).send(arrivals))
-    async with asyncio.timeout(20):
-        await engine.until_sent(1)
-        engine.answers[0].set()
-        found = await sending
-    assert engine.sent == [0]
-    assert [answer.cause for answer in found] == ["", "timeout"]
+async def test_an_error_of_a_window_ends_the_mode(part: Part) -> None:
+    """Its requests would wait for ever."""
+
+    class Broken:
+        async def send_whole(self, arrival: Arrival) -> Outcome:
+            raise ZeroDivisionError(arrival.number)
+
+    send = part("window_modes").in_windows(2)
+    async with asyncio.timeout(GUARD_S):
+        with pytest.raises(ExceptionGroup):
+            await send(Broken(), [line(0), line(1)])

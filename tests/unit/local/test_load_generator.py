@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_local.load.client import CompletionClient, Outcome, Patience, parse_retry_after
-from fleetkeeper_local.load.open_loop import Sample, prompt_of, run_open_loop
+from fleetkeeper_local.load.closed_loop import closed_loop, run_closed_loop
+from fleetkeeper_local.load.open_loop import Sample, run_open_loop
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
 from fleetkeeper_local.load.summary import quantile, summarise
 
 pytestmark = pytest.mark.exhaustive
+GUARD_S = 60.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Start = Callable[[Handler], Awaitable[str]]
@@ -40,6 +43,11 @@ async def start() -> AsyncIterator[Start]:
     yield begin
     for server in servers:
         await server.close()
+
+
+def answer_to(arrival: Arrival) -> Outcome:
+    """A whole answer at once."""
+    return Outcome(True, "", 200, 1, 0.0, None, 0.0, arrival.output_tokens)
 
 
 async def stream(request: web.Request, *, finish: bool = True) -> web.StreamResponse:
@@ -190,10 +198,82 @@ async def test_latency_counts_from_the_intended_moment(start: Start) -> None:
 
     arrivals = [Arrival(n, 0.0, "p", "standard", "s", 4, 4) for n in range(3)]
     async with CompletionClient(await start(handler), "m", connections=1) as client:
-        samples = await run_open_loop(client, arrivals)
+        samples = await run_open_loop(client.send, arrivals)
     latencies = sorted(sample.latency_s for sample in samples)
     assert latencies[2] >= 0.15
     assert latencies[2] - latencies[0] >= 0.1, "two others were served in between"
+
+
+async def test_a_stop_ends_sending_and_keeps_what_is_under_way() -> None:
+    """The second request is an hour away."""
+    stop, sent = asyncio.Event(), asyncio.Event()
+
+    async def send(arrival: Arrival) -> Outcome:
+        await stop.wait()
+        return answer_to(arrival)
+
+    arrivals = [Arrival(n, 3600.0 * n, "p", "standard", "s", 4, 4) for n in range(2)]
+    async with asyncio.timeout(GUARD_S):
+        running = asyncio.create_task(run_open_loop(send, arrivals, on_send=sent.set, stop=stop))
+        await sent.wait()
+        stop.set()
+        samples = await running
+    assert [one.arrival.number for one in samples] == [0]
+
+
+async def test_a_closed_loop_keeps_as_many_under_way_as_it_has_clients() -> None:
+    """Each of five requests begins when a client of two is free, in their order."""
+    under_way, most, order = 0, 0, []
+
+    async def send(arrival: Arrival) -> Outcome:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        order.append(arrival.number)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return answer_to(arrival)
+
+    answers: list[Outcome] = []
+    arrivals = [Arrival(n, 0.0, "p", "standard", "s", 4, n) for n in range(5)]
+    async with asyncio.timeout(GUARD_S):
+        await run_closed_loop(send, arrivals, 2, on_answer=answers.append)
+    assert (order, most) == ([0, 1, 2, 3, 4], 2)
+    assert [answer.tokens for answer in answers] == [0, 1, 2, 3, 4]
+
+
+async def test_an_error_in_a_closed_loop_is_raised_when_its_block_is_left() -> None:
+    began = asyncio.Event()
+
+    async def send(arrival: Arrival) -> Outcome:
+        began.set()
+        raise ZeroDivisionError(arrival.number)
+
+    arrivals = itertools.cycle([Arrival(0, 0.0, "p", "standard", "s", 4, 4)])
+    with pytest.raises(ExceptionGroup):
+        async with closed_loop(send, arrivals, 2, on_answer=lambda _: None):
+            await began.wait()
+
+
+async def test_a_request_without_a_tier_has_no_header(start: Start) -> None:
+    """The engine then takes it for standard."""
+    seen: list[str | None] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("X-Inference-Tier"))
+        return await stream(request)
+
+    async with CompletionClient(await start(handler), "m") as client:
+        for tier in ("", "batch"):
+            assert (await client.send(Arrival(0, 0.0, "p", tier, "s", 4, 4))).ok
+    assert seen == [None, "batch"]
+
+
+def test_the_time_per_token_begins_with_the_first_one() -> None:
+    """A second for ten tokens after the first; none without a second token, or without its time."""
+    assert Outcome(True, "", 200, 1, 0.0, 5.0, 6.0, 11).time_per_token_s == pytest.approx(0.1)
+    assert Outcome(True, "", 200, 1, 0.0, 5.0, 6.0, 1).time_per_token_s is None
+    assert Outcome(True, "", 200, 1, 0.0, None, 6.0, 11).time_per_token_s is None
 
 
 def sample(tier: str, cause: str, latency_s: float) -> Sample:
@@ -285,8 +365,8 @@ def test_only_sensible_retry_after_values_count(value: str | None, seconds: floa
 def test_prompts_have_the_planned_length_and_differ() -> None:
     """No prefix cache can answer for the engine."""
     first, second = (Arrival(n, 0, "p", "batch", "s", 40, 1) for n in (1, 2))
-    assert len(prompt_of(first)) == 40
-    assert prompt_of(first)[:16] != prompt_of(second)[:16]
+    assert len(first.prompt) == 40
+    assert first.prompt[:16] != second.prompt[:16]
 
 
 def test_the_quantile_of_nothing_is_nothing() -> None:
