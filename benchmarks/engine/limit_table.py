@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 import aiohttp
+from clients import clients_at
 
 from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from tests.support.inside_engine import SETTINGS, InsideEngine, client
@@ -76,30 +77,19 @@ async def one_round(
     engine: InsideEngine, session: aiohttp.ClientSession, sweep: Sweep
 ) -> dict[int, dict[str, float]]:
     """Measure every limit once, with all clients active."""
-    over = False
-
-    async def one_client() -> None:
-        while not over:
-            # Not streamed: a stream's chunks would keep the HTTP side busier than the engine.
-            answer = await engine.complete(session, TOKENS)
-            if answer.tokens != TOKENS:
-                raise RuntimeError(f"status {answer.status}")
-
-    clients = [asyncio.create_task(one_client()) for _ in range(sweep.clients)]
     found = {}
-    for sequences in reversed(sweep.sequences):
-        engine.set_block(sequences=sequences)
-        scheduled = sum(engine.scheduler().queue_wait_buckets)
-        # By then every client has waited once under this limit.
-        due = scheduled + sweep.clients
-        await engine.until(
-            lambda due=due: sum(engine.scheduler().queue_wait_buckets) >= due,  # type: ignore[misc]
-            PATIENCE_S,
-        )
-        found[sequences] = await window(engine)
-    over = True
+    async with clients_at(engine, session, sweep.clients, (TOKENS, TOKENS)):
+        for sequences in reversed(sweep.sequences):
+            engine.set_block(sequences=sequences)
+            scheduled = sum(engine.scheduler().queue_wait_buckets)
+            # By then every client has waited once under this limit.
+            due = scheduled + sweep.clients
+            await engine.until(
+                lambda due=due: sum(engine.scheduler().queue_wait_buckets) >= due,  # type: ignore[misc]
+                PATIENCE_S,
+            )
+            found[sequences] = await window(engine)
     engine.free_all()
-    await asyncio.gather(*clients)
     return found
 
 

@@ -1,14 +1,13 @@
 """Cost of live limits and tiers, and effect of the limits: on vLLM for CPU with the tiny model.
 
-    .venv/bin/python benchmarks/engine/run.py throughput   # against stock vLLM, same flags, side by side
     .venv/bin/python benchmarks/engine/run.py switched     # one engine, alternately with and without our code
     .venv/bin/python benchmarks/engine/run.py inside       # CPU time of our code in a running engine
     .venv/bin/python benchmarks/engine/run.py added        # time a request spends in the middleware
     .venv/bin/python benchmarks/engine/run.py table        # sequences in a batch -> tok/s, waits, step time
     .venv/bin/python benchmarks/engine/run.py wide         # the same for every power of two up to 128
 
-One call can name several. Each writes its figures into results.json next to this file and renders
-RESULTS.md again. On shared machines, `--lock FILE` holds a lock during each measurement.
+One call can name several. Each writes its figures into results.json next to this file, and its section of
+RESULTS.md. On shared machines, `--lock FILE` holds a lock during each measurement.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 
 import accounted  # noqa: E402 - the path to inside_engine is set above
-import against_stock  # noqa: E402
 import limit_table  # noqa: E402
 import with_and_without  # noqa: E402
 from clients import CONCURRENCIES, warm_load  # noqa: E402
 from cpu_share import CpuShare  # noqa: E402
+from results_page import write_section  # noqa: E402
 
 from fleetkeeper_engine.in_vllm.http.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware  # noqa: E402
@@ -94,20 +93,15 @@ async def snapshots_of(directory: Path, *, empty: bool) -> dict[int, list[accoun
     try:
         async with client() as session:
             for clients in CONCURRENCIES:
-                async with warm_load(engine, session, clients) as load:
+                async with warm_load(engine, session, clients):
                     found[clients] = [accounts.snapshot(engine.cpu_s())]
                     for _ in range(INSIDE_ROUNDS):
-                        await load.next_round(ROUND_S)
+                        await asyncio.sleep(ROUND_S)
                         found[clients].append(accounts.snapshot(engine.cpu_s()))
     finally:
         engine.stop()
         accounts.close()
     return found
-
-
-async def throughput(directory: Path, lock: Path | None) -> dict[str, Any]:
-    """Measure against stock vLLM, with several starts of each."""
-    return await against_stock.measure(directory, lambda: locked(lock))
 
 
 async def switched(directory: Path, lock: Path | None) -> dict[str, Any]:
@@ -183,32 +177,6 @@ async def wide(directory: Path, lock: Path | None) -> dict[str, Any]:
     return await limit_table.measure(directory, lambda: locked(lock), limit_table.WIDE)
 
 
-def render(results: dict[str, Any]) -> str:
-    """Return the report: one section per measured part."""
-    parts = ["# Fleetkeeper's code in the engine: cost and effect\n"]
-    parts.append(
-        "vLLM 0.32.0 for CPU, the tiny model (3.1 M parameters, float32, eager), 64 sequences and 2,048 "
-        "tokens at start-up, prefix caching off. Measured with `benchmarks/engine/run.py`; single rounds are in "
-        "`results.json`. Clients run on the same machine as the engine.\n"
-    )
-    for name, section in (
-        ("throughput", against_stock.render),
-        ("switched", with_and_without.render),
-        ("inside", _inside),
-        ("added", _added),
-        ("table", functools.partial(limit_table.render, sweep=limit_table.NARROW)),
-        ("wide", functools.partial(limit_table.render, sweep=limit_table.WIDE)),
-    ):
-        if name in results:
-            part = results[name]
-            parts.append(section(part))
-            parts.append(
-                f"Measured {part['measured']} on {part['machine']}, engines with {part['threads']} "
-                f"thread(s); load average {part['load_average']:.1f}.\n"
-            )
-    return "\n".join(parts)
-
-
 def _inside(part: dict[str, Any]) -> str:
     return accounted.render(part, INSIDE_ROUNDS, ROUND_S)
 
@@ -224,11 +192,11 @@ def _added(part: dict[str, Any]) -> str:
     )
 
 
-def save(name: str, figures: dict[str, Any], cores: float | None) -> None:
-    """Store the figures of a part and render the report again."""
+def save(name: str, figures: dict[str, Any], cores: float | None) -> str:
+    """Store the figures of a part; write its section of the page, and return it."""
     file = HERE / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    results[name] = {
+    results[name] = part = {
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
         "load_average": os.getloadavg()[1],
@@ -237,15 +205,28 @@ def save(name: str, figures: dict[str, Any], cores: float | None) -> None:
         "figures": figures,
     }
     file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    (HERE / "RESULTS.md").write_text(render(results))
+    text = (
+        f"{SECTIONS[name](part)}\nMeasured {part['measured']} on {part['machine']}, engines with "
+        f"{part['threads']} thread(s); load average {part['load_average']:.1f}.\n"
+    )
+    heading, _, rest = text.removeprefix("## ").partition("\n")
+    write_section(heading, rest, HERE / "RESULTS.md", TITLE)
+    return text
 
 
+TITLE = "# Fleetkeeper's code in the engine: cost and effect\n"
+SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "added": _added,
+    "inside": _inside,
+    "switched": with_and_without.render,
+    "table": functools.partial(limit_table.render, sweep=limit_table.NARROW),
+    "wide": functools.partial(limit_table.render, sweep=limit_table.WIDE),
+}
 PARTS = {
     "added": added,
     "inside": inside,
     "switched": switched,
     "table": table,
-    "throughput": throughput,
     "wide": wide,
 }
 
@@ -271,8 +252,8 @@ def main() -> None:
         directory = Path(name)
         for part, measure in PARTS.items():
             if part in arguments.what:
-                save(part, asyncio.run(measure(directory, arguments.lock)), arguments.cores)
-    print((HERE / "RESULTS.md").read_text())
+                figures = asyncio.run(measure(directory, arguments.lock))
+                print(save(part, figures, arguments.cores))
 
 
 if __name__ == "__main__":

@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from clients import CONCURRENCIES, warm_load
 from shared_words import shared_words
-from turns import Turn, ratio_of
 
 from tests.support.inside_engine import InsideEngine, client
 
@@ -41,6 +40,13 @@ _WORDS: dict[str, int] = {
     for name, place in runpy.run_path(str(INSIDE / "switched.py")).items()
     if name in ("WANTED", "ACTIVE", "NS", "TOKENS")
 }
+
+
+class Turn(NamedTuple):
+    """The work of an engine in one turn."""
+
+    seconds: float
+    tokens: int
 
 
 Cycle = tuple[Turn, Turn]
@@ -115,6 +121,30 @@ async def measure(
             finally:
                 engine.stop()
     return found
+
+
+def ratio_of(cycles: Sequence[Sequence[Turn]], engine: int, against: Sequence[int]) -> float:
+    """Return an engine's token rate relative to the mean of others: the middle half of all cycles.
+
+    A cycle's value is 2 (a - b) / (a + b), which lies between -2 and 2 whatever happens in a turn.
+    A host that stands still for a turn changes the mean over all cycles by hundredths, and the
+    middle half not at all.
+
+    Raises:
+        ValueError: no cycle has tokens.
+    """
+    words = []
+    for cycle in cycles:
+        rates = [tokens / seconds for seconds, tokens in cycle]
+        own, other = rates[engine], fmean(rates[number] for number in against)
+        if own + other > 0.0:
+            words.append(2.0 * (own - other) / (own + other))
+    if not words:
+        raise ValueError(f"no tokens in {len(cycles)} cycles")
+    words.sort()
+    cut = len(words) // 4
+    middle = fmean(words[cut : len(words) - cut])
+    return (2.0 + middle) / (2.0 - middle)
 
 
 def figures_of(cycles: Sequence[Cycle]) -> dict[str, float]:

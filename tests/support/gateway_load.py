@@ -1,4 +1,7 @@
-"""Load through the gateway on the local node, that counts what its answers told."""
+"""Load through the gateway on the local node, that counts what its answers told.
+
+It measures no times, unlike `fleetkeeper_local.load`: its answers have the prompt tokens that usage counts.
+"""
 
 from __future__ import annotations
 

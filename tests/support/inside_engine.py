@@ -106,15 +106,13 @@ class Answer:
 
 
 class InsideEngine:
-    """A vLLM process and, when our code is inside, its shared memory."""
+    """A vLLM process with our code inside, and its shared memory."""
 
     def __init__(
         self,
         directory: Path,
         settings: VllmSettings = SETTINGS,
         *,
-        ours: bool = True,
-        wait: bool = True,
         environment: dict[str, str] | None = None,
         layers: int = 4,
         arguments: Sequence[str] = (),
@@ -123,8 +121,8 @@ class InsideEngine:
         self.settings = settings
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._region: Region | None = None
-        self._shared_memory: Path | None = None
+        self._shared_memory = Path(tempfile.mkdtemp(prefix="fleetkeeper-", dir="/dev/shm"))
+        self.region = Region.create(self._shared_memory / "region")
         env = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
@@ -132,47 +130,31 @@ class InsideEngine:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": THREADS,
             **(environment or {}),
+            REGION_ENVIRONMENT: str(self._shared_memory / "region"),
+            ENVIRONMENT: settings.to_json(),
         }
-        if ours:
-            self._shared_memory = Path(tempfile.mkdtemp(prefix="fleetkeeper-", dir="/dev/shm"))
-            self._region = Region.create(self._shared_memory / "region")
-            env[REGION_ENVIRONMENT] = str(self._shared_memory / "region")
-            env[ENVIRONMENT] = settings.to_json()
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"vllm-{self.port}.log"
         model = make_tiny_model(directory / "model", layers)
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                [*vllm_argv(model, self.port, settings), *(inside if ours else ()), *arguments],
+                [*vllm_argv(model, self.port, settings), *inside, *arguments],
                 env=env,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        if wait:
-            self.await_health()
-
-    @property
-    def region(self) -> Region:
-        """Shared memory; only when our code is inside."""
-        assert self._region is not None
-        return self._region
+        self._await_health()
 
     @property
     def ledger(self) -> Path:
         """The file with the tokens of each request."""
-        assert self._shared_memory is not None
         return self._shared_memory / LEDGER
 
     def kill(self) -> None:
         """Ends all processes at once."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
-
-    @property
-    def group(self) -> int:
-        """The process group that all its processes are of."""
-        return self._process.pid
 
     def stop(self) -> None:
         """Ends vLLM and its session."""
@@ -184,8 +166,7 @@ class InsideEngine:
             self._process.wait(10)
         except ProcessLookupError:
             self._process.wait(10)
-        if self._shared_memory is not None:
-            shutil.rmtree(self._shared_memory, ignore_errors=True)
+        shutil.rmtree(self._shared_memory, ignore_errors=True)
 
     def cpu_s(self) -> float:
         """Seconds of processor time that all its processes took so far."""
@@ -324,7 +305,7 @@ class InsideEngine:
 
         await self.until(idle)
 
-    def await_health(self) -> None:
+    def _await_health(self) -> None:
         """Returns when vLLM answers and has taken its first steps; stops it when it does not start."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
