@@ -17,8 +17,8 @@ import reference_metrics
 import reference_pages
 import surface
 import text_catalogue
-from fleetkeeper.api import environment, metadata_names
-from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.profiles import environment, metadata_names
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.api.schema import crd, reference
 from fleetkeeper_engine import exit_codes, spec
 from fleetkeeper_engine.supervisor.control_api import metric_table

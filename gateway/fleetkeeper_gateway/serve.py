@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from fleetkeeper_gateway.http.admin import admin_application
 from fleetkeeper_gateway.http.application import Application
-from fleetkeeper_gateway.http.connection import connection_class
-from fleetkeeper_gateway.http.connection_budget import ConnectionBudget
+from fleetkeeper_gateway.http.connections.budget import ConnectionBudget
+from fleetkeeper_gateway.http.connections.connection import connection_class
 from fleetkeeper_gateway.http.cross_origin import CrossOrigin
 from fleetkeeper_gateway.http.parts import Gateway, Parts
 from fleetkeeper_gateway.http.settings import ServeSettings

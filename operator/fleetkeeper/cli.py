@@ -8,7 +8,7 @@ from importlib import import_module, metadata
 import typer
 
 from fleetkeeper.api.options import VLLM_VERSIONS
-from fleetkeeper.api.profile import CONTRACTS
+from fleetkeeper.api.profiles.profile import CONTRACTS
 from fleetkeeper.api.schema.crd import crd_text
 from fleetkeeper.commands import (
     check,

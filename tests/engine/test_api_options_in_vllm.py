@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.api.extra_arguments import extra_argument_errors
 from fleetkeeper.api.options import ALLOWED, NEWEST_ONLY, VLLM_VERSIONS, Toggle, argument
+from fleetkeeper.api.profiles.extra_arguments import extra_argument_errors
 from fleetkeeper.api.types import Quantization
 from fleetkeeper_contract.vllm_options import RESERVED, Setter, refused
 from tests.support.engine_environment import PYTHON

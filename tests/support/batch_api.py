@@ -17,7 +17,7 @@ import uvicorn
 from fleetkeeper_gateway.batch.api import ApiParts, create_app
 from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from fleetkeeper_gateway.http.connection import connection_class
+from fleetkeeper_gateway.http.connections.connection import connection_class
 from tests.support.batch_memory import (
     MemoryAudit,
     MemoryBatches,

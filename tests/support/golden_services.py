@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.parse import InferenceService, parse_service
-from fleetkeeper.api.tracing import Collector, Tracing
+from fleetkeeper.api.profiles.object_storage import ObjectStorage
+from fleetkeeper.api.profiles.tracing import Collector, Tracing
 from fleetkeeper.api.types import RolloutStrategy
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.parse import parse_service
+from fleetkeeper.api.profiles.object_storage import ObjectStorage
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from tests.support.engine_environment import PYTHON, free_port

@@ -14,11 +14,11 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
-from fleetkeeper.api.metadata_names import is_allowed
 from fleetkeeper.api.names import API_VERSION, KIND
 from fleetkeeper.api.options import ALLOWED, option_errors
 from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
-from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.profiles.metadata_names import is_allowed
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.wanted import refusals

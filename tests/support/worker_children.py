@@ -15,9 +15,9 @@ from typing import Any
 
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.going_on import happens_within
+from fleetkeeper_gateway.batch.processes.link import end_with_parent
+from fleetkeeper_gateway.batch.processes.pool import Pool, Slot
 from fleetkeeper_gateway.batch.workers.handling import Handling, create_memory
-from fleetkeeper_gateway.batch.workers.link import end_with_parent
-from fleetkeeper_gateway.batch.workers.pool import Pool, Slot
 from fleetkeeper_gateway.server import bound_memory
 
 BATCH = f"batch_{7:032x}"

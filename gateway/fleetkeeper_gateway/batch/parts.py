@@ -18,20 +18,20 @@ from fleetkeeper_gateway.audit import create_audit_log
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.api import ApiParts
 from fleetkeeper_gateway.batch.common import AllSettings, create_common
+from fleetkeeper_gateway.batch.lifecycle.backlog import Destinations
+from fleetkeeper_gateway.batch.lifecycle.finalize import Finalizer
+from fleetkeeper_gateway.batch.lifecycle.leader import Lifecycle
+from fleetkeeper_gateway.batch.lifecycle.life import Shared
 from fleetkeeper_gateway.batch.model import BatchRecord
+from fleetkeeper_gateway.batch.processes import child
+from fleetkeeper_gateway.batch.processes.pool import Pool, Slot
 from fleetkeeper_gateway.batch.queue import RedisQueue
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import Storage
 from fleetkeeper_gateway.batch.validation.validator import Validator
-from fleetkeeper_gateway.batch.workers import child
-from fleetkeeper_gateway.batch.workers.backlog import Destinations
-from fleetkeeper_gateway.batch.workers.finalize import Finalizer
 from fleetkeeper_gateway.batch.workers.handling import Handling, create_memory
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
-from fleetkeeper_gateway.batch.workers.life import Shared
-from fleetkeeper_gateway.batch.workers.lifecycle import Lifecycle
 from fleetkeeper_gateway.batch.workers.places import Places, create_rows
-from fleetkeeper_gateway.batch.workers.pool import Pool, Slot
 from fleetkeeper_gateway.interfaces import AuditLog
 from fleetkeeper_gateway.keys import AnonymousKeys, WatchedKeys, create_keys
 from fleetkeeper_gateway.kubernetes.credentials import NoCredentials

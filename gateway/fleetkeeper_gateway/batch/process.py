@@ -32,7 +32,7 @@ from fleetkeeper_gateway.batch.parts import (
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import Storage, StoreRefused
 from fleetkeeper_gateway.http.admin import admin_application
-from fleetkeeper_gateway.http.connection import connection_class
+from fleetkeeper_gateway.http.connections.connection import connection_class
 from fleetkeeper_gateway.server import CannotStart, Server, allow_open_files, listen, server_config
 from fleetkeeper_gateway.telemetry.logs import configure_logs
 

@@ -6,7 +6,7 @@ import json
 
 from fleetkeeper_contract.headers import REFUSED_HEADER
 from fleetkeeper_gateway.http.asgi import Headers, Receive, Send
-from fleetkeeper_gateway.http.bodies import discard
+from fleetkeeper_gateway.http.connections.bodies import discard
 from fleetkeeper_gateway.http.errors import Refusal
 
 CLOSE = (b"connection", b"close")

@@ -10,7 +10,7 @@ from fleetkeeper_contract.headers import REQUEST_ID_HEADER
 from fleetkeeper_gateway.http.answers import answer_json, refuse
 from fleetkeeper_gateway.http.asgi import Headers, Receive, Scope, Send, address_of
 from fleetkeeper_gateway.http.client_headers import parse_headers
-from fleetkeeper_gateway.http.connection import connection_of
+from fleetkeeper_gateway.http.connections.connection import connection_of
 from fleetkeeper_gateway.http.errors import (
     Refusal,
     key_refused,

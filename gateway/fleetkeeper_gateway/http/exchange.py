@@ -17,14 +17,14 @@ from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.http.answers import refuse
 from fleetkeeper_gateway.http.asgi import ClientGone, Headers, Receive, Scope, Send, address_of
 from fleetkeeper_gateway.http.baggage import next_hop, split_baggage
-from fleetkeeper_gateway.http.bodies import Body
 from fleetkeeper_gateway.http.client_headers import (
     CLIENT_REQUEST_ID_HEADER,
     ClientHeaders,
     parse_headers,
     response_headers,
 )
-from fleetkeeper_gateway.http.connection import connection_of
+from fleetkeeper_gateway.http.connections.bodies import Body
+from fleetkeeper_gateway.http.connections.connection import connection_of
 from fleetkeeper_gateway.http.errors import (
     LIMIT_REACHED,
     SERVER,

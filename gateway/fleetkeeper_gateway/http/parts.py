@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fleetkeeper_gateway.http.baggage import GrantReader
-from fleetkeeper_gateway.http.bodies import BodyBudget
+from fleetkeeper_gateway.http.connections.bodies import BodyBudget
+from fleetkeeper_gateway.http.connections.refused_bytes import RefusedBytes
 from fleetkeeper_gateway.http.errors import unavailable
 from fleetkeeper_gateway.http.open_requests import OpenRequests
-from fleetkeeper_gateway.http.refused_bytes import RefusedBytes
 from fleetkeeper_gateway.http.settings import ServeSettings
 from fleetkeeper_gateway.interfaces import (
     AuditLog,

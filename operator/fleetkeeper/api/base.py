@@ -16,8 +16,8 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from fleetkeeper.api.form import Form
-from fleetkeeper.api.quantity import BadQuantity, parse_quantity
+from fleetkeeper.api.values.form import Form
+from fleetkeeper.api.values.quantity import BadQuantity, parse_quantity
 
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 LABEL_KEY = (

@@ -16,8 +16,8 @@ from fleetkeeper.api.enums import (
     RoutingPolicy,
     ScalingMode,
 )
-from fleetkeeper.api.int_or_percent import IntOrPercent
 from fleetkeeper.api.scheduling import Affinity, Toleration
+from fleetkeeper.api.values.int_or_percent import IntOrPercent
 
 
 class Scaling(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetkeeper.api.form import Form
+from fleetkeeper.api.values.form import Form
 
 _PART = r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
 _CLAIM = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from fleetkeeper.api.base import LabelKey, Section, StringMap, frozen_map
 from fleetkeeper.api.enums import NetworkPreset, ServiceType
-from fleetkeeper.api.form import Form
 from fleetkeeper.api.replica_types import AnnotationValue
 from fleetkeeper.api.scheduling import LabelSelector
+from fleetkeeper.api.values.form import Form
 
 _CIDR = r"^[0-9A-Fa-f:.]{2,39}/(0|[1-9][0-9]{0,2})$"
 Cidr = Annotated[

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from fleetkeeper.api.base import LabelValue, ObjectName, Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.enums import Dtype, Quantization
-from fleetkeeper.api.form import Form
 from fleetkeeper.api.model_source import MODEL_SOURCE
 from fleetkeeper.api.scheduling import (
     DEFAULT_SPREAD,
@@ -16,6 +15,7 @@ from fleetkeeper.api.scheduling import (
     Toleration,
     TopologySpreadConstraint,
 )
+from fleetkeeper.api.values.form import Form
 from fleetkeeper.api.variables import EnvironmentVariable, SecretKey
 
 ModelSource = Annotated[str, Field(min_length=1, max_length=512), MODEL_SOURCE]

@@ -2,7 +2,7 @@
 
 The CRD and the reference are generated from these classes. Never change a default that reaches a pod
 template: that would restart engines. A default never depends on another field or a profile. Values
-that do are computed in `fleetkeeper.api.profile` and shown in `status.effective`.
+that do are computed in `fleetkeeper.api.profiles.profile` and shown in `status.effective`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fleetkeeper.api.base import ObjectName, Section
-from fleetkeeper.api.form import Form
+from fleetkeeper.api.values.form import Form
 
 EnvironmentValue = Annotated[
     str,

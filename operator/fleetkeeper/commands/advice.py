@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fleetkeeper.api.int_or_percent import is_zero
 from fleetkeeper.api.options import version_of
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import EngineProfile
-from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.api.schema.object_storage_rules import is_object_source
 from fleetkeeper.api.types import (
     AccessMode,
@@ -20,6 +18,8 @@ from fleetkeeper.api.types import (
     ScalingMode,
     ServiceType,
 )
+from fleetkeeper.api.values.int_or_percent import is_zero
+from fleetkeeper.api.values.quantity import parse_quantity
 from fleetkeeper.commands.device_advice import device_advice
 from fleetkeeper.commands.needs import Needs
 from fleetkeeper.reconcile.context import MODEL_HUB, PlanContext

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fleetkeeper.api.profile import EngineProfile
-from fleetkeeper.api.simulation import Simulation
+from fleetkeeper.api.profiles.profile import EngineProfile
+from fleetkeeper.api.profiles.simulation import Simulation
 from fleetkeeper.commands.advice import advice_of
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper.commands.inputs import Checked, plan_inputs, read_inputs

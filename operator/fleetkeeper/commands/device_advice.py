@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetkeeper.api.profile import AcceleratorKind
+from fleetkeeper.api.profiles.profile import AcceleratorKind
 from fleetkeeper.api.types import InferenceServiceSpec, RolloutStrategy
 from fleetkeeper.commands.needs import Needs
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.parse import InferenceService, InvalidService
-from fleetkeeper.api.profile import EngineProfile, UnknownProfile
+from fleetkeeper.api.profiles.profile import EngineProfile, UnknownProfile
 from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.commands.exit_codes import ExitCode, stop

@@ -12,7 +12,7 @@ from fleetkeeper.commands.exit_codes import ExitCode, stop
 
 if TYPE_CHECKING:
     from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-    from fleetkeeper.api.profile import ProfileCatalog
+    from fleetkeeper.api.profiles.profile import ProfileCatalog
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def _read_catalog(path: Path) -> ProfileCatalog:
     import yaml  # noqa: PLC0415 - heavy
     from pydantic import ValidationError  # noqa: PLC0415
 
-    from fleetkeeper.api.profile import ProfileCatalog  # noqa: PLC0415
+    from fleetkeeper.api.profiles.profile import ProfileCatalog  # noqa: PLC0415
 
     try:
         return ProfileCatalog.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))

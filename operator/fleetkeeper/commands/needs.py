@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import (
+from fleetkeeper.api.profiles.profile import (
     AcceleratorKind,
     EffectiveResources,
     EngineProfile,
     effective_resources,
 )
-from fleetkeeper.api.quantity import parse_quantity
 from fleetkeeper.api.types import RolloutStrategy
+from fleetkeeper.api.values.quantity import parse_quantity
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 
 GIB = 1024**3

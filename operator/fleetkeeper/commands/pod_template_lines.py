@@ -8,10 +8,10 @@ from typing import Any
 
 from fleetkeeper.api.names import ENGINE_CONTAINER
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.pod_template import containers_of
-from fleetkeeper.api.profile import EngineProfile
-from fleetkeeper.api.quantity import parse_quantity
-from fleetkeeper.api.strategic_merge import MERGE_KEYS
+from fleetkeeper.api.profiles.pod_template import containers_of
+from fleetkeeper.api.profiles.profile import EngineProfile
+from fleetkeeper.api.profiles.strategic_merge import MERGE_KEYS
+from fleetkeeper.api.values.quantity import parse_quantity
 
 GIB = 1024**3
 _REPLACED = {

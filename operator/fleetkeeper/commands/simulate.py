@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fleetkeeper.api.profile import effective_resources
+from fleetkeeper.api.profiles.profile import effective_resources
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.inputs import Checked, plan_inputs, read_inputs
 from fleetkeeper.commands.render import NAMESPACE, SETTINGS

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 import typer
 
-from fleetkeeper.api.profile import effective_resources
-from fleetkeeper.api.simulation import Simulation
+from fleetkeeper.api.profiles.profile import effective_resources
+from fleetkeeper.api.profiles.simulation import Simulation
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.inputs import Checked, checked_service
 from fleetkeeper.reconcile.context import PlanContext

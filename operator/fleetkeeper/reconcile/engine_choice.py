@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleetkeeper.api.profile import EngineProfile, ProfileCatalog, UnknownProfile
+from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog, UnknownProfile
 from fleetkeeper.api.types import EngineUpdates, InferenceServiceSpec
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from fleetkeeper.api.profile import (
+from fleetkeeper.api.profiles.profile import (
     AcceleratorKind,
     Delivery,
     EngineProfile,

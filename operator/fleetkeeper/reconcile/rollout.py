@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetkeeper.api.conditions import Reason
-from fleetkeeper.api.int_or_percent import is_zero
 from fleetkeeper.api.types import OnFailure, Rollout, RolloutStrategy
+from fleetkeeper.api.values.int_or_percent import is_zero
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.last_good import LastGood
 from fleetkeeper.reconcile.observe.facts import Facts

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper.api.parse import FieldError, InferenceService
-from fleetkeeper.api.profile import EngineProfile
-from fleetkeeper.api.profile_errors import profile_errors
+from fleetkeeper.api.profiles.errors import profile_errors
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.api.schema.rule_check import (
     exposed_type,
     forbidden_account,

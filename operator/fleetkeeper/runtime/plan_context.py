@@ -9,7 +9,7 @@ from typing import TypeVar
 import yaml
 from pydantic import ValidationError
 
-from fleetkeeper.api.profile import ProfileCatalog
+from fleetkeeper.api.profiles.profile import ProfileCatalog
 from fleetkeeper.reconcile.context import EMPTY_KEYS, PlanContext, default_context
 from fleetkeeper.runtime.grant_keys import read_grant_keys
 from fleetkeeper.runtime.settings import Settings, SettingsError

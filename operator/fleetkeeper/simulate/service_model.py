@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fleetkeeper.api.profiles.simulation import Simulation
 from fleetkeeper.api.schema.error_messages import FieldError
-from fleetkeeper.api.simulation import Simulation
 from fleetkeeper.api.types import (
     BatchingMode,
     InferenceServiceSpec,

@@ -18,7 +18,7 @@ from fleetkeeper.api.names import (
     KIND,
     LABEL_SERVICE,
 )
-from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.digest import digest_of

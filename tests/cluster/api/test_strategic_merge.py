@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fleetkeeper.api.parse import parse_service
-from fleetkeeper.api.profile import EngineProfile
-from fleetkeeper.api.strategic_merge import MERGE_KEYS, strategic_merge
+from fleetkeeper.api.profiles.profile import EngineProfile
+from fleetkeeper.api.profiles.strategic_merge import MERGE_KEYS, strategic_merge
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper_local.control_plane.programs import program_path

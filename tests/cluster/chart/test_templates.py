@@ -10,10 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fleetkeeper.api.environment import HARMLESS
-from fleetkeeper.api.metadata_names import DEFAULT_ALLOWED
-from fleetkeeper.api.profile import ProfileCatalog
-from fleetkeeper.api.simulation import FaultKind, Simulation
+from fleetkeeper.api.profiles.environment import HARMLESS
+from fleetkeeper.api.profiles.metadata_names import DEFAULT_ALLOWED
+from fleetkeeper.api.profiles.profile import ProfileCatalog
+from fleetkeeper.api.profiles.simulation import FaultKind, Simulation
 from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.profiles import simulated_catalog

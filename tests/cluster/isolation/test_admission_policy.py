@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.api.metadata_names import DEFAULT_ALLOWED
-from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.profiles.metadata_names import DEFAULT_ALLOWED
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
+from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper_local.control_plane.control_plane import ControlPlane

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fleetkeeper_gateway.http.bodies import BodyBudget
+from fleetkeeper_gateway.http.connections.bodies import BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.settings import ServeSettings
 from tests.support.lanes import examples

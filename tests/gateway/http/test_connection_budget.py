@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from fleetkeeper_gateway import serve
-from fleetkeeper_gateway.http.connection_budget import ConnectionBudget
+from fleetkeeper_gateway.http.connections.budget import ConnectionBudget
 from tests.gateway.http.world import AUTHORIZATION, GUARD_S, World, chat, head
 from tests.support.lanes import examples
 

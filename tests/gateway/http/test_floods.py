@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 
-from fleetkeeper_gateway.http import exchange, refused_bytes
+from fleetkeeper_gateway.http import exchange
+from fleetkeeper_gateway.http.connections import refused_bytes
 from tests.gateway.http.world import GUARD_S, World, chat, head, service
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from fleetkeeper_gateway.http.reading_turns import ReadingTurns
+from fleetkeeper_gateway.http.connections.reading_turns import ReadingTurns
 
 
 class Readers:

@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from fleetkeeper_gateway.http import refused_bytes
-from fleetkeeper_gateway.http.errors import Refusal
-from fleetkeeper_gateway.http.refused_bytes import (
+from fleetkeeper_gateway.http.connections import refused_bytes
+from fleetkeeper_gateway.http.connections.refused_bytes import (
     BYTES_PER_S,
     MAX_BYTES,
     MIN_BYTES,
     RefusedBytes,
 )
+from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.interfaces import Key, LimitRefused
 from tests.gateway.http.world import AUTHORIZATION, GUARD_S, World, chat, head
 

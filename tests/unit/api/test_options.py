@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fleetkeeper.api.options import ALLOWED, argument, newer_value_errors, option_errors
-from fleetkeeper.api.profile_errors import profile_errors
+from fleetkeeper.api.profiles.errors import profile_errors
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper_contract.vllm_options import RESERVED, Setter

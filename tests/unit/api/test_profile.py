@@ -17,7 +17,8 @@ from fleetkeeper.api.conditions import (
     ConditionType,
     Reason,
 )
-from fleetkeeper.api.profile import (
+from fleetkeeper.api.profiles.errors import profile_errors
+from fleetkeeper.api.profiles.profile import (
     AcceleratorKind,
     EffectiveResources,
     EngineProfile,
@@ -25,9 +26,8 @@ from fleetkeeper.api.profile import (
     UnknownProfile,
     effective_resources,
 )
-from fleetkeeper.api.profile_errors import profile_errors
-from fleetkeeper.api.quantity import BadQuantity, canonical_quantity, parse_quantity
 from fleetkeeper.api.types import Accelerator, InferenceServiceSpec
+from fleetkeeper.api.values.quantity import BadQuantity, canonical_quantity, parse_quantity
 from tests.support.lanes import examples
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.api.strategic_merge import MERGE_KEYS, strategic_merge
+from fleetkeeper.api.profiles.strategic_merge import MERGE_KEYS, strategic_merge
 from tests.support.lanes import examples
 
 POD: dict[str, Any] = {

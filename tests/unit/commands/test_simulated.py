@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fleetkeeper import cli
-from fleetkeeper.api.simulation import Simulation
+from fleetkeeper.api.profiles.simulation import Simulation
 from fleetkeeper.commands.explain import explained
 from fleetkeeper.commands.fleet_source import Fleet
 from fleetkeeper.commands.fleet_view import view_of

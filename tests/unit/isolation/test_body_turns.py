@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from fleetkeeper_contract.bodies.outline import PART_BYTES
-from fleetkeeper_gateway.http.bodies import Body, BodyBudget
+from fleetkeeper_gateway.http.connections.bodies import Body, BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.request_fields import parse_fields
 from tests.support.middleware_calls import Call, StandInVllm, running_middleware

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fleetkeeper.api.environment import HARMLESS, is_administrators
-from fleetkeeper.api.metadata_names import DEFAULT_ALLOWED
-from fleetkeeper.api.metadata_names import is_allowed as allows_name
 from fleetkeeper.api.parse import InvalidService, parse_service
-from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
+from fleetkeeper.api.profiles.environment import HARMLESS, is_administrators
+from fleetkeeper.api.profiles.metadata_names import DEFAULT_ALLOWED
+from fleetkeeper.api.profiles.metadata_names import is_allowed as allows_name
+from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.api.types import EnvironmentVariable
 from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context

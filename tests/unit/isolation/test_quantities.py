@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.api.parse import InvalidService, parse_service
-from fleetkeeper.api.quantity import BadQuantity, canonical_quantity, parse_quantity
+from fleetkeeper.api.values.quantity import BadQuantity, canonical_quantity, parse_quantity
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.types import Snapshot

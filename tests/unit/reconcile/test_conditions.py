@@ -14,7 +14,7 @@ from fleetkeeper.api.conditions import (
     ConditionType,
     Reason,
 )
-from fleetkeeper.api.profile import ProfileCatalog
+from fleetkeeper.api.profiles.profile import ProfileCatalog
 from fleetkeeper.common.values import (
     ReplicaAllocation,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
+from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.reconcile.planner import decide_plan
 from tests.support.plan_cluster import settle
 from tests.support.plan_world import World, new_world, plan_of, with_spec

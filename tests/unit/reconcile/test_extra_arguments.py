@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from fleetkeeper import cli
 from fleetkeeper.api.parse import parse_service
-from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
-from fleetkeeper.api.profile_errors import profile_errors
+from fleetkeeper.api.profiles.errors import profile_errors
+from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.manifests.engine_document import EngineOptionRefused
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from fleetkeeper import cli
 from fleetkeeper.api.parse import parse_service
-from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
-from fleetkeeper.api.profile_errors import profile_errors
+from fleetkeeper.api.profiles.errors import profile_errors
+from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.common.values import Remedy
 from fleetkeeper.reconcile.context import PlanContext, default_context

@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 from fleetkeeper import cli
 from fleetkeeper.api.names import Component, labels
 from fleetkeeper.api.parse import parse_service
-from fleetkeeper.api.pod_template import (
+from fleetkeeper.api.profiles.errors import profile_errors
+from fleetkeeper.api.profiles.pod_template import (
     OWNED_ENGINE_FIELDS,
     OWNED_PATHS,
     OWNED_POD_FIELDS,
     OWNED_VARIABLES,
 )
-from fleetkeeper.api.profile import EngineProfile, ProfileCatalog
-from fleetkeeper.api.profile_errors import profile_errors
+from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.common.budget import accelerators_of
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template

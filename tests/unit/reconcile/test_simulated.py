@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.parse import parse_service
-from fleetkeeper.api.profile import EgressPeer, EngineProfile, effective_resources
-from fleetkeeper.api.profile_errors import profile_errors
-from fleetkeeper.api.simulation import HARDWARE, Simulation
-from fleetkeeper.api.tracing import Collector, Tracing
+from fleetkeeper.api.profiles.errors import profile_errors
+from fleetkeeper.api.profiles.object_storage import ObjectStorage
+from fleetkeeper.api.profiles.profile import EgressPeer, EngineProfile, effective_resources
+from fleetkeeper.api.profiles.simulation import HARDWARE, Simulation
+from fleetkeeper.api.profiles.tracing import Collector, Tracing
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import MODEL_HUB, PlanContext, default_context
 from fleetkeeper.reconcile.manifests.children import desired_children

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fleetkeeper.api.parse import InvalidService, parse_service
-from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template

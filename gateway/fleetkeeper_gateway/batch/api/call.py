@@ -18,13 +18,13 @@ from fleetkeeper_gateway.batch.api.parts import ApiParts
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.http.answers import answer_json, refuse
 from fleetkeeper_gateway.http.asgi import ClientGone, Headers, Message, Receive, Scope, Send
-from fleetkeeper_gateway.http.bodies import MIN_BYTES_PER_S, Body, BodyBudget
 from fleetkeeper_gateway.http.client_headers import (
     CLIENT_REQUEST_ID_HEADER,
     ClientHeaders,
     parse_headers,
 )
-from fleetkeeper_gateway.http.connection import connection_of
+from fleetkeeper_gateway.http.connections.bodies import MIN_BYTES_PER_S, Body, BodyBudget
+from fleetkeeper_gateway.http.connections.connection import connection_of
 from fleetkeeper_gateway.http.errors import SERVER, Refusal, key_refused, unavailable
 from fleetkeeper_gateway.interfaces import KeyRefused
 

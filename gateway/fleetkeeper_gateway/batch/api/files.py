@@ -16,7 +16,7 @@ from fleetkeeper_gateway.batch.api.pages import Page, parse_page
 from fleetkeeper_gateway.batch.api.parts import ApiParts
 from fleetkeeper_gateway.batch.interfaces import ObjectMissing
 from fleetkeeper_gateway.batch.model import FileRecord
-from fleetkeeper_gateway.http.bodies import BodyBudget
+from fleetkeeper_gateway.http.connections.bodies import BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 
 DOWNLOAD_BYTES: Final = 8 * 1_048_576

@@ -23,7 +23,7 @@ from fleetkeeper_gateway.batch.api.parts import ApiParts
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.model import FileRecord
 from fleetkeeper_gateway.http.asgi import ClientGone
-from fleetkeeper_gateway.http.bodies import BodyBudget
+from fleetkeeper_gateway.http.connections.bodies import BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.keys.bearer import invalid as invalid_key
 

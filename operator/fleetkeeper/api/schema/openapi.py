@@ -19,12 +19,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fleetkeeper.api.base import FreeForm, QuantityMark, Section
-from fleetkeeper.api.form import Form
-from fleetkeeper.api.int_or_percent import PERCENT, PERCENT_MAX_LENGTH, IntOrPercent
 from fleetkeeper.api.schema.fields import bare, item_of
 from fleetkeeper.api.schema.rule import Rule
 from fleetkeeper.api.schema.rules import RULES
 from fleetkeeper.api.status import TimeMark
+from fleetkeeper.api.values.form import Form
+from fleetkeeper.api.values.int_or_percent import PERCENT, PERCENT_MAX_LENGTH, IntOrPercent
 
 Schema = dict[str, Any]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from fleetkeeper.api import names
 from fleetkeeper.api.conditions import NOT_READY_REASONS, ConditionType, Reason
-from fleetkeeper.api.environment import ADMINISTRATORS, HARMLESS
 from fleetkeeper.api.options import ALLOWED, NEWEST_ONLY, VLLM_VERSIONS, EngineOption
-from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.profiles.environment import ADMINISTRATORS, HARMLESS
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.api.schema.crd import root_schema
 from fleetkeeper.api.schema.openapi import object_schema
 from fleetkeeper.api.status_enums import ReplicaStage

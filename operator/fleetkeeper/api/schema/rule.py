@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from fleetkeeper.api.base import LABEL_KEY, LABEL_KEY_SENTENCE
-from fleetkeeper.api.metadata_names import HARMLESS, KUBERNETES, is_for_kubernetes
-from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.profiles.metadata_names import HARMLESS, KUBERNETES, is_for_kubernetes
+from fleetkeeper.api.values.quantity import parse_quantity
 
 S = TypeVar("S")
 

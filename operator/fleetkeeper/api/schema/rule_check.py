@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from pydantic import BaseModel
 
-from fleetkeeper.api.metadata_names import is_allowed, matches
+from fleetkeeper.api.profiles.metadata_names import is_allowed, matches
 from fleetkeeper.api.schema.error_messages import FieldError, path_text
 from fleetkeeper.api.schema.rules import NAME_RULES, RULES, is_hub_source
 from fleetkeeper.api.types import InferenceServiceSpec, ServiceType

@@ -12,10 +12,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from fleetkeeper.api import types as t
-from fleetkeeper.api.environment import ADMINISTRATORS, is_administrators
-from fleetkeeper.api.int_or_percent import ZERO, is_zero
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
-from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.profiles.environment import ADMINISTRATORS, is_administrators
 from fleetkeeper.api.schema.network_rules import NETWORK_RULES
 from fleetkeeper.api.schema.object_storage_rules import OBJECT_STORAGE_RULES
 from fleetkeeper.api.schema.option_rules import COMBINATIONS
@@ -31,6 +29,8 @@ from fleetkeeper.api.schema.rule import (
     unreserved_keys_rule,
 )
 from fleetkeeper.api.schema.scheduling_rules import SCHEDULING_RULES
+from fleetkeeper.api.values.int_or_percent import ZERO, is_zero
+from fleetkeeper.api.values.quantity import parse_quantity
 
 OTHER_THAN_HUB = Schemes("pvc", "s3", "oci")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext

@@ -12,11 +12,11 @@ import json
 from math import ceil
 
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import EffectiveResources, EngineProfile
-from fleetkeeper.api.profile_errors import profile_option_errors
-from fleetkeeper.api.quantity import parse_quantity
-from fleetkeeper.api.simulation import Simulation
+from fleetkeeper.api.profiles.errors import profile_option_errors
+from fleetkeeper.api.profiles.profile import EffectiveResources, EngineProfile
+from fleetkeeper.api.profiles.simulation import Simulation
 from fleetkeeper.api.types import InferenceServiceSpec, Model
+from fleetkeeper.api.values.quantity import parse_quantity
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.manifests.common import CONTROL_PORT, SERVING_PORT
 from fleetkeeper.reconcile.manifests.model_volumes import location_of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.pod_template import extended_resources
-from fleetkeeper.api.profile import EffectiveResources, EngineProfile
+from fleetkeeper.api.profiles.pod_template import extended_resources
+from fleetkeeper.api.profiles.profile import EffectiveResources, EngineProfile
 from fleetkeeper.api.types import EnvironmentVariable, Model
 from fleetkeeper.common.budget import ACCELERATORS_VARIABLE, OTHER_DEVICES_VARIABLE
 from fleetkeeper.common.values import Manifest

@@ -15,15 +15,15 @@ from fleetkeeper.api.names import (
     selector,
 )
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import (
+from fleetkeeper.api.profiles.profile import (
     AcceleratorKind,
     Delivery,
     EffectiveResources,
     EngineProfile,
     effective_resources,
 )
+from fleetkeeper.api.profiles.strategic_merge import strategic_merge
 from fleetkeeper.api.scheduling import Toleration
-from fleetkeeper.api.strategic_merge import strategic_merge
 from fleetkeeper.api.types import DeviceClaim, Placement
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fleetkeeper.api.profile import EngineProfile
-from fleetkeeper.api.quantity import canonical_quantity
+from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.api.types import InferenceServiceSpec, Model
+from fleetkeeper.api.values.quantity import canonical_quantity
 from fleetkeeper.common.values import Manifest
 
 MODELS_DIR = "/models"

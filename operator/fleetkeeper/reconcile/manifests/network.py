@@ -16,11 +16,11 @@ from fleetkeeper.api.names import (
     router_policy_name,
     selector,
 )
-from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.profile import EngineProfile
+from fleetkeeper.api.profiles.object_storage import ObjectStorage
+from fleetkeeper.api.profiles.profile import EngineProfile
+from fleetkeeper.api.profiles.tracing import Tracing
 from fleetkeeper.api.scheduling import LabelSelector
-from fleetkeeper.api.tracing import Tracing
 from fleetkeeper.api.types import NetworkPeer as ClientPeer
 from fleetkeeper.api.types import NetworkPreset, RoutingPolicy
 from fleetkeeper.common.values import Manifest

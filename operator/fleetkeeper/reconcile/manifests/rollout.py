@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleetkeeper.api.int_or_percent import is_zero, number_of_pods
 from fleetkeeper.api.types import Rollout, RolloutStrategy
+from fleetkeeper.api.values.int_or_percent import is_zero, number_of_pods
 from fleetkeeper.common.values import Manifest
 
 

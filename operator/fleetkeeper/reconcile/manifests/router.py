@@ -17,8 +17,8 @@ from fleetkeeper.api.names import (
     selector,
 )
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.api.types import RouterPlacement
+from fleetkeeper.api.values.quantity import canonical_quantity, parse_quantity
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext, RouterSettings
 from fleetkeeper.reconcile.digest import template_hash_of

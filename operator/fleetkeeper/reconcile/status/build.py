@@ -10,7 +10,7 @@ from typing import Any
 
 from fleetkeeper.api import names
 from fleetkeeper.api.conditions import ConditionType, Reason
-from fleetkeeper.api.profile import effective_resources
+from fleetkeeper.api.profiles.profile import effective_resources
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.engine_choice import EngineDecision
 from fleetkeeper.reconcile.last_good import LastGood

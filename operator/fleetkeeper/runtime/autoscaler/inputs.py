@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import ENGINE_CONTAINER, Component, engine_name
 from fleetkeeper.api.parse import InferenceService, InvalidService, parse_service
-from fleetkeeper.api.profile import ProfileCatalog, UnknownProfile
+from fleetkeeper.api.profiles.profile import ProfileCatalog, UnknownProfile
 from fleetkeeper.autoscale.memory import ControlMemory, memory_from_status
 from fleetkeeper.autoscale.rules.remedies import remedy_in_force
 from fleetkeeper.autoscale.settings import settings_of

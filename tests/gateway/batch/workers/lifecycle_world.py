@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError, Waiting
+from fleetkeeper_gateway.batch.lifecycle.leader import Lifecycle
+from fleetkeeper_gateway.batch.lifecycle.life import Left, Shared
 from fleetkeeper_gateway.batch.model import (
     BatchRecord,
     Counts,
@@ -23,8 +25,6 @@ from fleetkeeper_gateway.batch.model import (
 )
 from fleetkeeper_gateway.batch.model import Final as End
 from fleetkeeper_gateway.batch.storage import BrokenObject
-from fleetkeeper_gateway.batch.workers.life import Left, Shared
-from fleetkeeper_gateway.batch.workers.lifecycle import Lifecycle
 
 GUARD_S: Final = 90.0
 NOW: Final = time.time()

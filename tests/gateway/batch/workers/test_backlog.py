@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fleetkeeper_gateway.batch import metrics
+from fleetkeeper_gateway.batch.lifecycle.backlog import Destinations
+from fleetkeeper_gateway.batch.lifecycle.life import Left
 from fleetkeeper_gateway.batch.metrics import Due, required_rate
 from fleetkeeper_gateway.batch.model import Validated
-from fleetkeeper_gateway.batch.workers.backlog import Destinations
-from fleetkeeper_gateway.batch.workers.life import Left
 from fleetkeeper_gateway.interfaces import Key, KeyRefused
 from tests.gateway.batch.workers.lifecycle_world import NOW, batch_record
 from tests.gateway.http.world import MemoryServices, service

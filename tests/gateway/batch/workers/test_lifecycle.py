@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from fleetkeeper_gateway.batch import metrics
+from fleetkeeper_gateway.batch.lifecycle import leader as lifecycle
+from fleetkeeper_gateway.batch.lifecycle import life
+from fleetkeeper_gateway.batch.lifecycle.finalize import Finalizer
 from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Final, Mistake, Status
 from fleetkeeper_gateway.batch.storage import create_storage, paths
-from fleetkeeper_gateway.batch.workers import life, lifecycle
-from fleetkeeper_gateway.batch.workers.finalize import Finalizer
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
 from tests.gateway.batch.workers.lifecycle_world import (
     GUARD_S,

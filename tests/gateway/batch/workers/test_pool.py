@@ -19,8 +19,8 @@ from fleetkeeper_gateway.batch.going_on import happens_within
 from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError
 from fleetkeeper_gateway.batch.metrics import OfAllProcesses
 from fleetkeeper_gateway.batch.model import Attempt, BatchRecord, Result, Trouble
-from fleetkeeper_gateway.batch.workers import pool as module
-from fleetkeeper_gateway.batch.workers.pool import Pool, Slot
+from fleetkeeper_gateway.batch.processes import pool as module
+from fleetkeeper_gateway.batch.processes.pool import Pool, Slot
 from tests.support import worker_children as children
 
 GUARD_S = 90.0
@@ -239,7 +239,7 @@ async def test_a_process_that_is_frozen_is_replaced(monkeypatch: pytest.MonkeyPa
 
 async def test_what_is_loaded_before_a_fork_starts_no_thread() -> None:
     """A fork has none of the threads, and may wait for ever for what they held."""
-    code = "import os, fleetkeeper_gateway.batch.workers.child as _; print(len(os.listdir('/proc/self/task')))"
+    code = "import os, fleetkeeper_gateway.batch.processes.child as _; print(len(os.listdir('/proc/self/task')))"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
     )

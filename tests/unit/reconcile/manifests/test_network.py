@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fleetkeeper.api.names import Component, labels
-from fleetkeeper.api.object_storage import ObjectStorage
 from fleetkeeper.api.parse import InferenceService, parse_service
-from fleetkeeper.api.profile import EgressPeer
-from fleetkeeper.api.tracing import Collector, Tracing
+from fleetkeeper.api.profiles.object_storage import ObjectStorage
+from fleetkeeper.api.profiles.profile import EgressPeer
+from fleetkeeper.api.profiles.tracing import Collector, Tracing
 from fleetkeeper.reconcile.context import (
     NetworkPeer,
     NetworkRule,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.going_on import noted
 from fleetkeeper_gateway.batch.interfaces import flow_of
+from fleetkeeper_gateway.batch.lifecycle.life import Left
 from fleetkeeper_gateway.batch.metrics import Due
-from fleetkeeper_gateway.batch.workers.life import Left
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.routing import choose_service
 from fleetkeeper_gateway.interfaces import KeyRefused, Keys, Services

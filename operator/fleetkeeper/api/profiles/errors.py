@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from fleetkeeper.api.environment import is_administrators
-from fleetkeeper.api.extra_arguments import (
+from fleetkeeper.api.options import newer_value_errors, option_errors
+from fleetkeeper.api.profiles.environment import is_administrators
+from fleetkeeper.api.profiles.extra_arguments import (
     conflict_errors,
     option_values_of,
     options_of,
 )
-from fleetkeeper.api.options import newer_value_errors, option_errors
-from fleetkeeper.api.pod_template import extended_resources
-from fleetkeeper.api.profile import AcceleratorKind, EngineProfile, effective_resources
-from fleetkeeper.api.quantity import parse_quantity
+from fleetkeeper.api.profiles.pod_template import extended_resources
+from fleetkeeper.api.profiles.profile import AcceleratorKind, EngineProfile, effective_resources
 from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.schema.object_storage_rules import is_object_source
 from fleetkeeper.api.schema.option_rules import combination_errors
 from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.api.values.quantity import parse_quantity
 
 
 def profile_option_errors(spec: InferenceServiceSpec, profile: EngineProfile) -> list[FieldError]:

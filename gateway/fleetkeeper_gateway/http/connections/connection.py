@@ -11,7 +11,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from fleetkeeper_gateway.http.asgi import Scope
-from fleetkeeper_gateway.http.connection_budget import ConnectionBudget
+from fleetkeeper_gateway.http.connections.budget import ConnectionBudget
 
 MAX_HEADERS: Final = 128
 MAX_HEAD_BYTES: Final = 65_536

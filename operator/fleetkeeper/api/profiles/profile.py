@@ -15,19 +15,18 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from fleetkeeper.api.base import DNS_SUBDOMAIN, FreeForm, Quantity, Section, StringMap, frozen_map
-from fleetkeeper.api.environment import allows
-from fleetkeeper.api.extra_arguments import extra_argument_errors, options_of
-from fleetkeeper.api.object_storage import ObjectStorage
-from fleetkeeper.api.pod_template import (
+from fleetkeeper.api.profiles.environment import allows
+from fleetkeeper.api.profiles.extra_arguments import extra_argument_errors, options_of
+from fleetkeeper.api.profiles.object_storage import ObjectStorage
+from fleetkeeper.api.profiles.pod_template import (
     engine_variables,
     pod_template_errors,
 )
-from fleetkeeper.api.pod_template_form import in_stored_form
-from fleetkeeper.api.quantity import canonical_quantity, parse_quantity
+from fleetkeeper.api.profiles.pod_template_form import in_stored_form
+from fleetkeeper.api.profiles.simulation import Simulation
+from fleetkeeper.api.profiles.tracing import OPTION as TRACES_OPTION
+from fleetkeeper.api.profiles.tracing import Tracing
 from fleetkeeper.api.replica_types import DEFAULT_CAP_PERCENT, MAX_CAP_PERCENT
-from fleetkeeper.api.simulation import Simulation
-from fleetkeeper.api.tracing import OPTION as TRACES_OPTION
-from fleetkeeper.api.tracing import Tracing
 from fleetkeeper.api.types import (
     Accelerator,
     EnvironmentValue,
@@ -36,6 +35,7 @@ from fleetkeeper.api.types import (
     ProfileName,
     ResourceName,
 )
+from fleetkeeper.api.values.quantity import canonical_quantity, parse_quantity
 from fleetkeeper_contract.extra_arguments import MAX_ARGUMENTS, MAX_LENGTH
 
 EXACT_NAME = re.compile(r"[a-z][-a-z0-9]*-[0-9]+\.[0-9]+\.[0-9]+-[0-9]+")

@@ -21,9 +21,9 @@ from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.going_on import happens_within, noted
 from fleetkeeper_gateway.batch.interfaces import Batches, Index, ObjectMissing, Queue
 from fleetkeeper_gateway.batch.key_turns import KeyTurns
+from fleetkeeper_gateway.batch.lifecycle.finalize import Finalizer
 from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Final, LineRef, Status, Validated
 from fleetkeeper_gateway.batch.storage import BrokenObject
-from fleetkeeper_gateway.batch.workers.finalize import Finalizer
 
 log = structlog.get_logger(__name__)
 

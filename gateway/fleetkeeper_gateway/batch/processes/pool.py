@@ -20,8 +20,8 @@ from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.going_on import happens_within, noted
 from fleetkeeper_gateway.batch.interfaces import Batches, Queue, StorageError, flow_of
 from fleetkeeper_gateway.batch.model import Attempt, Trouble
+from fleetkeeper_gateway.batch.processes.link import Link
 from fleetkeeper_gateway.batch.workers.handling import Handling
-from fleetkeeper_gateway.batch.workers.link import Link
 
 log = structlog.get_logger(__name__)
 

@@ -11,8 +11,8 @@ from fleetkeeper_contract.bodies.outline import PART_BYTES
 from fleetkeeper_contract.bodies.reader import BodyReader, JsonBody
 from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_gateway.http.asgi import ClientGone, Receive
+from fleetkeeper_gateway.http.connections.reading_turns import ReadingTurns
 from fleetkeeper_gateway.http.errors import Refusal, unavailable
-from fleetkeeper_gateway.http.reading_turns import ReadingTurns
 from fleetkeeper_gateway.http.request_fields import refusal_of
 
 MIN_BYTES_PER_S: Final = 32 * 1024

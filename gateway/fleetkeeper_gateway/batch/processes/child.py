@@ -13,9 +13,9 @@ import uvloop
 
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.common import AllSettings, create_common
+from fleetkeeper_gateway.batch.processes.link import Link, end_with_parent
 from fleetkeeper_gateway.batch.workers.handling import Handling, Memory
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
-from fleetkeeper_gateway.batch.workers.link import Link, end_with_parent
 from fleetkeeper_gateway.batch.workers.places import Places, Rows
 from fleetkeeper_gateway.batch.workers.routes import Routes
 from fleetkeeper_gateway.batch.workers.sender import UpstreamSender

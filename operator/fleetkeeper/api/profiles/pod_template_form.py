@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleetkeeper.api.quantity import BadQuantity, canonical_quantity
-from fleetkeeper.api.strategic_merge import MERGE_KEYS
+from fleetkeeper.api.profiles.strategic_merge import MERGE_KEYS
+from fleetkeeper.api.values.quantity import BadQuantity, canonical_quantity
 
 MAX_LENGTH = 32_768
 """Characters of a podTemplate as JSON: it is a part of every Deployment."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from fleetkeeper_gateway.batch.going_on import happens_within, noted
-from fleetkeeper_gateway.batch.workers.life import Left, Life, Shared
+from fleetkeeper_gateway.batch.lifecycle.life import Left, Life, Shared
 
 LEASE: Final = "batches"
 _RENEWAL_S: Final = 10.0

@@ -1,0 +1,1 @@
+"""Engine profiles: what an administrator sets for the engines of all services that name one."""

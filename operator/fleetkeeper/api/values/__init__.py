@@ -1,0 +1,1 @@
+"""Forms of single values, as the API server has them."""
