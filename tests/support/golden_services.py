@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fleetkeeper.api.parse import InferenceService, parse_service
+from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper.api.profiles.object_storage import ObjectStorage
 from fleetkeeper.api.profiles.tracing import Collector, Tracing
 from fleetkeeper.api.types import RolloutStrategy
@@ -26,7 +27,6 @@ from fleetkeeper.reconcile.manifests.prefetch import desired_prefetch_job
 from fleetkeeper.reconcile.manifests.router import Router
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper.reconcile.manifests.vllm_router import DEFAULTS
-from fleetkeeper.reconcile.profiles import simulated_catalog
 from tests.support.random_specs import service_manifest
 
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"

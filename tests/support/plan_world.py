@@ -17,9 +17,9 @@ from fleetkeeper.api import names
 from fleetkeeper.common.budget import UNBOUNDED, Allowance, accelerators_of
 from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation, StartProgress
 from fleetkeeper.reconcile.context import PlanContext, default_context
+from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.plan import Apply, Delete, MarkPod, Plan
 from fleetkeeper.reconcile.planner import decide_plan
-from fleetkeeper.reconcile.prefetch_model import model_of
 from fleetkeeper.reconcile.types import (
     Child,
     Job,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from fleetkeeper.api.options import option_errors
 from fleetkeeper.api.parse import InferenceService, InvalidService
+from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper.api.profiles.profile import EngineProfile, UnknownProfile
 from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.service_files import Document, UnreadableFile, read_documents
 from fleetkeeper.reconcile.context import PlanContext, default_context
-from fleetkeeper.reconcile.profiles import simulated_catalog
 from fleetkeeper.reconcile.wanted import refusals, settings_refusals
 
 NO_UID = "00000000-0000-0000-0000-000000000000"

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from fleetkeeper.api.base import Quantity
+from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper.api.profiles.metadata_names import DEFAULT_ALLOWED
 from fleetkeeper.api.profiles.profile import ProfileCatalog
 from fleetkeeper.common.budget import Budget
-from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper_contract.version import VERSION
 
 EMPTY_KEYS = '{"keys":[]}'

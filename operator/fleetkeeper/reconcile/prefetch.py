@@ -22,11 +22,11 @@ from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.last_good import LastGood
+from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.manifests.model_volumes import loaded_model
 from fleetkeeper.reconcile.manifests.prefetch import desired_prefetch_job, shares_cache
 from fleetkeeper.reconcile.observe.pod_problems import engine_line, problem_of_pod
 from fleetkeeper.reconcile.observe.problem import Problem, say
-from fleetkeeper.reconcile.prefetch_model import model_of
 from fleetkeeper.reconcile.rollout import RolloutDecision
 from fleetkeeper.reconcile.types import Job, Kind, ObjectCondition, Pod, Snapshot
 from fleetkeeper.reconcile.wanted import Wanted

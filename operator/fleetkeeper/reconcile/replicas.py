@@ -1,4 +1,4 @@
-"""The number of replicas of the engine Deployment.
+"""The number of replicas of the engine Deployment, and which pods a scale-down removes.
 
 The service's activation sets it (common/activation.py), otherwise the control loop's allocation,
 otherwise the live value. The GPU budget limits every increase.
@@ -20,7 +20,9 @@ from fleetkeeper.common.activation import State, activation_of, parse_suspended
 from fleetkeeper.common.budget import accelerators_of, bounded_replicas, exceeds
 from fleetkeeper.common.values import Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.inputs import ReconcileInputs
+from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.problem import Problem, say
+from fleetkeeper.reconcile.plan import MarkPod
 from fleetkeeper.reconcile.rollout import is_scale_up_blocked
 
 CONTEST_WINDOW_S = 600.0
@@ -195,3 +197,34 @@ def over_budget(inputs: ReconcileInputs, replicas: ReplicaDecision, gpus: int) -
         "Request fewer GPUs or replicas, or raise the GPU budget."
     )
     return Problem(Reason.GPU_BUDGET, say(what, "", advice))
+
+
+def decide_marks(facts: Facts, value: int, load: Mapping[str, float]) -> tuple[MarkPod, ...]:
+    """Return the pods to mark before the engine Deployment is scaled down to `value` replicas.
+
+    Those with the least load go first. Kubernetes removes pods that are not ready first, then those with
+    the lowest deletion cost. A mark (the deletion cost that Fleetkeeper sets) is never removed. The next
+    mark is lower, which makes an old mark harmless on a pod whose load has grown since.
+
+    `load` is the number of running and waiting sequences by pod name. A pod without a figure is
+    never chosen. Nothing is marked if only unready pods are to be removed, or if Kubernetes would
+    already choose the same pods.
+
+    Worked example: with loads {a: 3, b: 0, c: 7}, a scale-down from 3 to 2 marks b with -1; one
+    from 3 to 1 marks b with -2 and a with -1.
+    """
+    pods = facts.engine_pods
+    ready = [pod for pod in pods if pod.ready]
+    going = min(len(ready), max(0, len(pods) - value) - (len(pods) - len(ready)))
+    known = [pod for pod in ready if pod.name in load]
+    chosen = sorted(known, key=lambda pod: (load[pod.name], -pod.created, pod.name))
+    if going <= 0 or going == len(ready) or len(chosen) < going:
+        return ()
+    chosen = chosen[:going]
+    others = [pod.deletion_cost for pod in ready if pod not in chosen]
+    if max(pod.deletion_cost for pod in chosen) < min(others):
+        return ()
+    lowest = min(0, *(pod.deletion_cost for pod in ready))
+    return tuple(
+        MarkPod(pod.name, pod.uid, lowest - going + place) for place, pod in enumerate(chosen)
+    )

@@ -13,7 +13,6 @@ from fleetkeeper.api.types import RoutingPolicy
 from fleetkeeper.common.activation import decide_suspended, parse_suspended
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.children import ChildrenDecision, Conflict, decide_children
-from fleetkeeper.reconcile.deletion import decide_marks
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.engine_choice import EngineDecision
 from fleetkeeper.reconcile.inputs import ReconcileInputs
@@ -24,7 +23,13 @@ from fleetkeeper.reconcile.manifests.router import ENVOY, Router
 from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.plan import Action
 from fleetkeeper.reconcile.prefetch import decide_prefetch
-from fleetkeeper.reconcile.replicas import ReplicaDecision, decide_replicas, gpus_of, over_budget
+from fleetkeeper.reconcile.replicas import (
+    ReplicaDecision,
+    decide_marks,
+    decide_replicas,
+    gpus_of,
+    over_budget,
+)
 from fleetkeeper.reconcile.rollout import decide_rollout, decide_strategy
 from fleetkeeper.reconcile.router_choice import decide_router
 from fleetkeeper.reconcile.status.assessment import Assessment

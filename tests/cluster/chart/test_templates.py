@@ -10,13 +10,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper.api.profiles.environment import HARMLESS
 from fleetkeeper.api.profiles.metadata_names import DEFAULT_ALLOWED
 from fleetkeeper.api.profiles.profile import ProfileCatalog
 from fleetkeeper.api.profiles.simulation import FaultKind, Simulation
 from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context
-from fleetkeeper.reconcile.profiles import simulated_catalog
 from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import load_settings
 from tests.support.helm_chart import CHART, NAMESPACE, HelmError, helm, only, rendered, template

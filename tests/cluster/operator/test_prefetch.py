@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, POD
-from fleetkeeper.reconcile.prefetch_model import model_of
+from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, condition, operator_world, service

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from fleetkeeper.reconcile.profiles import simulated_catalog
+from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, operator_world, service
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import POD
-from fleetkeeper.reconcile.profiles import default_catalog
+from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.earlier_router import IMAGE, give_vllm_router, router_of
 from tests.support.operator_world import World, operator_world, service

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetkeeper.api.parse import InvalidService, parse_service
+from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper.api.profiles.errors import profile_errors
-from fleetkeeper.reconcile.profiles import default_catalog
 from tests.support.service_cases import Case, cases
 
 

@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fleetkeeper.api.options import ALLOWED, argument, newer_value_errors, option_errors
+from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper.api.profiles.errors import profile_errors
 from fleetkeeper.api.types import InferenceServiceSpec
-from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper_contract.vllm_options import RESERVED, Setter
 from fleetkeeper_engine.spec import Engine
 

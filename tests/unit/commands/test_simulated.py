@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fleetkeeper import cli
+from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper.api.profiles.simulation import Simulation
 from fleetkeeper.commands.explain import explained
 from fleetkeeper.commands.fleet_source import Fleet
@@ -19,7 +20,6 @@ from fleetkeeper.commands.fleet_view import view_of
 from fleetkeeper.commands.top import fleet_table
 from fleetkeeper.console.documents import fleet_document
 from fleetkeeper.console.samples import Samples
-from fleetkeeper.reconcile.profiles import simulated_catalog
 from fleetkeeper.simulate.service_model import SIMULATED_START_S, simulated_hardware
 from fleetkeeper_steps.hardware import known_hardware
 from tests.unit.commands.test_fleet_view import NOW, printed, service

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fleetkeeper.api.parse import InvalidService, parse_service
+from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper.api.profiles.environment import HARMLESS, is_administrators
 from fleetkeeper.api.profiles.metadata_names import DEFAULT_ALLOWED
 from fleetkeeper.api.profiles.metadata_names import is_allowed as allows_name
@@ -21,7 +22,6 @@ from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.planner import decide_plan
-from fleetkeeper.reconcile.profiles import default_catalog
 from tests.support.plan_cluster import settle, step
 from tests.support.plan_world import World, act, new_world, service, with_spec
 

@@ -9,8 +9,8 @@ import pytest
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper.common.values import Manifest, ReplicaAllocation
+from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.plan import Apply
-from fleetkeeper.reconcile.prefetch_model import model_of
 from fleetkeeper.reconcile.types import (
     Container,
     Job,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fleetkeeper.common.values import ReplicaAllocation
-from fleetkeeper.reconcile.deletion import decide_marks
 from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.plan import Apply, MarkPod
+from fleetkeeper.reconcile.replicas import decide_marks
 from fleetkeeper.reconcile.types import Kind, Pod
 from tests.support.plan_cluster import live, settle
 from tests.support.plan_world import World, edited, new_world, plan_of, with_spec

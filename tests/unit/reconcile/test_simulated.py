@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from fleetkeeper.api.parse import parse_service
+from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper.api.profiles.errors import profile_errors
 from fleetkeeper.api.profiles.object_storage import ObjectStorage
 from fleetkeeper.api.profiles.profile import EgressPeer, EngineProfile, effective_resources
@@ -21,7 +22,6 @@ from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import MODEL_HUB, PlanContext, default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
-from fleetkeeper.reconcile.profiles import simulated_catalog
 from fleetkeeper.reconcile.status.gauges import gauges_of_service
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_engine.simulation import Simulation as EngineSimulation

@@ -111,7 +111,7 @@ def test_the_page_promises_no_path_that_is_not_served() -> None:
 def _codes() -> set[str]:
     """Return the codes of all errors that the request path makes, from its source."""
     folders = (PACKAGE / "http", PACKAGE / "keys", ROOT / "contract/fleetkeeper_contract/bodies")
-    paths = [path for folder in folders for path in folder.glob("*.py")]
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
     trees = [ast.parse(path.read_text()) for path in paths]
     constants = {name: value for tree in trees for name, value in _constants(tree)}
     found = {code for tree in trees for code in _aborts(tree)}

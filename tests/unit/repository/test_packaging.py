@@ -12,8 +12,8 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
+from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper.console.server import PAGES
-from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper_contract.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper.reconcile.context import default_context
-from fleetkeeper.reconcile.profiles import default_catalog
 from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import SettingsError, load_settings
 

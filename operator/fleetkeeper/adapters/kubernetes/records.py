@@ -36,7 +36,7 @@ from fleetkeeper.api.names import (
     LABEL_SERVICE,
 )
 from fleetkeeper.common.budget import accelerators_of
-from fleetkeeper.reconcile.prefetch_model import model_of
+from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.types import (
     Child,
     Job,

@@ -9,7 +9,9 @@ ConfigMap.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from math import ceil
+from typing import Any
 
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.profiles.errors import profile_option_errors
@@ -22,6 +24,7 @@ from fleetkeeper.reconcile.manifests.common import CONTROL_PORT, SERVING_PORT
 from fleetkeeper.reconcile.manifests.model_volumes import location_of
 from fleetkeeper.reconcile.manifests.tuning import EngineTuning
 
+DOCUMENT_VARIABLE = "FLEETKEEPER_ENGINE"
 KEYS_DIR = "/etc/fleetkeeper/control"
 CONTROL_ISSUER = "fleetkeeper"
 STALL_S = 60
@@ -180,3 +183,34 @@ def _batching(spec: InferenceServiceSpec, tuning: EngineTuning) -> Manifest:
         "maxTokens": spec.batching.max_tokens,
         "minTokens": spec.batching.min_tokens,
     }
+
+
+def model_of(pod_spec: Mapping[str, Any]) -> str:
+    """Return the source and the revision of the engine's model, "" if they cannot be read.
+
+    Worked example: `meta-llama/Llama-3.1-8B@0e9e39f`.
+    """
+    model = _document(pod_spec).get("model")
+    if not isinstance(model, Mapping) or not isinstance(model.get("source"), str):
+        return ""
+    return f"{model['source']}@{model.get('revision') or ''}"
+
+
+def _document(pod_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    for container in _maps(pod_spec.get("containers")):
+        for variable in _maps(container.get("env")):
+            if variable.get("name") == DOCUMENT_VARIABLE:
+                return _parsed(variable.get("value"))
+    return {}
+
+
+def _parsed(value: object) -> Mapping[str, Any]:
+    try:
+        document = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):  # a live object may hold any text
+        return {}
+    return document if isinstance(document, Mapping) else {}
+
+
+def _maps(value: object) -> Sequence[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else ()

@@ -9,6 +9,7 @@ from fleetkeeper.api.types import EnvironmentVariable, Model
 from fleetkeeper.common.budget import ACCELERATORS_VARIABLE, OTHER_DEVICES_VARIABLE
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.manifests.engine_document import (
+    DOCUMENT_VARIABLE,
     EngineOptionRefused,
     desired_engine_document,
     document_text,
@@ -44,7 +45,7 @@ def desired_engine_environment(
             f"engine profile {profile.name} does not allow the variables {', '.join(refused)}"
         )
     own = {
-        "FLEETKEEPER_ENGINE": document_text(
+        DOCUMENT_VARIABLE: document_text(
             desired_engine_document(service, profile, resources, tuning)
         ),
         "HOME": HOME_DIR,
