@@ -41,6 +41,7 @@ WORKSPACE = (
     "fleetkeeper-contract",
     "fleetkeeper-engine",
     "fleetkeeper-gateway",
+    "fleetkeeper-kube",
     "fleetkeeper-local",
     "fleetkeeper-router",
 )

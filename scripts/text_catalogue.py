@@ -18,6 +18,7 @@ PACKAGES = {
     "steps": "contract/fleetkeeper_steps",
     "engine": "engine_image/fleetkeeper_engine",
     "gateway": "gateway/fleetkeeper_gateway",
+    "kube": "kube/fleetkeeper_kube",
     "local": "local/fleetkeeper_local",
     "router": "router/fleetkeeper_router",
 }

@@ -109,13 +109,13 @@ async def default_parts() -> AsyncIterator[Parts]:
         create_key_files,
     )
     from fleetkeeper_gateway.keys import KeysSettings, create_keys  # noqa: PLC0415
-    from fleetkeeper_gateway.kubernetes.credentials import NoCredentials  # noqa: PLC0415
     from fleetkeeper_gateway.limits import (  # noqa: PLC0415
         LimitSettings,
         create_limiter,
         estimate_tokens,
     )
     from fleetkeeper_gateway.services import ServicesSettings, create_services  # noqa: PLC0415
+    from fleetkeeper_kube.credentials import NoCredentials  # noqa: PLC0415
 
     audit = create_audit_log()
     try:

@@ -19,13 +19,9 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.resources import (
-    CHILDREN,
-    INFERENCE_SERVICE,
-    LEASE,
-    Resource,
-)
+from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE, LEASE
 from fleetkeeper.reconcile.types import Kind
+from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.operator_process import PATIENCE_S, OperatorProcess
@@ -46,7 +42,7 @@ SERVICES: Final = 20 if LONG else 5
 CHANGED: Final = SERVICES // 2
 """Services whose spec changes during each fault; the others stay as they are."""
 SHORT_PAUSES: Final = {
-    "adapters.kubernetes.reflector.MAX_DENIED_PAUSE_S": 3.0,
+    "fleetkeeper_kube.reflector.MAX_DENIED_PAUSE_S": 3.0,
     "runtime.namespaces.MAX_PAUSE_S": 3.0,
     "runtime.queue.MAX_RETRY_S": 3.0,
     "runtime.resync.DENIED_RETRY_S": 3.0,

@@ -25,8 +25,9 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, Resource
+from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.hostile_objects import hostile_child, hostile_service, hostile_status
 from tests.support.operator_world import World, operator_world, service

@@ -10,9 +10,9 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.resources import Resource
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.resource import Resource
 
 
 class ClusterMirror:

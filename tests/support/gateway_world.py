@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import yaml
 
 from fleetkeeper_gateway.keys import KeysSettings, WatchedKeys
-from fleetkeeper_gateway.kubernetes.credentials import load_credentials
+from fleetkeeper_gateway.kubernetes.settings import load_credentials
 from fleetkeeper_gateway.services import ServicesSettings, WatchedServices
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.client_keys import RecordedAudit, key_entries, key_secret

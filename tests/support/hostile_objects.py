@@ -10,15 +10,10 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from fleetkeeper.adapters.kubernetes.resources import (
-    CHILDREN,
-    INFERENCE_SERVICE,
-    POD,
-    REPLICA_SET,
-    Resource,
-)
+from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE, POD, REPLICA_SET
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY
 from fleetkeeper.reconcile.types import Kind
+from fleetkeeper_kube.resource import Resource
 from tests.support.random_specs import random_spec
 
 Object = dict[str, Any]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetkeeper.adapters.kubernetes.records import Seen
-from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.autoscale.types import LimitsRequest, PutOutcome
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.context import default_context
@@ -31,6 +30,7 @@ from fleetkeeper.runtime.service_feed import ServiceFeed
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.resource import Resource
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 from tests.support.loop_world import send_requests

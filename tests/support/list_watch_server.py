@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 
-from fleetkeeper_gateway.kubernetes.credentials import Credentials
+from fleetkeeper_kube.credentials import Credentials
 from tests.support.api_proxy import failure
 
 PATIENCE_S = 60.0
@@ -24,6 +25,8 @@ class ListWatchServer:
         self.version = 1
         self.lists = 0
         self.watches = 0
+        self.watched_from: list[int] = []
+        """The resourceVersion with which each watch that was not refused began."""
         self.page = 2
         """Objects in a page at most, whatever the client asks."""
         self.list_status = 200
@@ -134,6 +137,7 @@ class ListWatchServer:
                 failure(self.watch_status, "Refused"), status=self.watch_status
             )
         since = int(request.query["resourceVersion"])
+        self.watched_from.append(since)
         response = web.StreamResponse()
         await response.prepare(request)
         self._open.add(response)
@@ -147,3 +151,17 @@ class ListWatchServer:
                 sent = len(self._events)
                 await self.changed.wait()
         return response
+
+
+@asynccontextmanager
+async def serving(*names: str) -> AsyncIterator[ListWatchServer]:
+    """Yield a server with objects of these names."""
+    async with ListWatchServer() as server:
+        for name in names:
+            await server.put(thing(name))
+        yield server
+
+
+def thing(name: str, **fields: str) -> dict[str, Any]:
+    """Return an object."""
+    return {"metadata": {"name": name, "namespace": "a"}, **fields}

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.credentials import Credentials
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -16,25 +16,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @asynccontextmanager
 async def served(handler: Handler) -> AsyncIterator[KubernetesClient]:
     """A client whose every request this handler answers."""
-    async with configured(handler) as configuration:
-        client = KubernetesClient(configuration, in_flight=8)
-        try:
-            yield client
-        finally:
-            await client.close()
+    async with (
+        answering(handler) as credentials,
+        KubernetesClient(credentials, in_flight=8) as client,
+    ):
+        yield client
 
 
 @asynccontextmanager
-async def configured(handler: Handler) -> AsyncIterator[Configuration]:
-    """Yield the configuration of clients whose every request this handler answers."""
+async def answering(handler: Handler) -> AsyncIterator[Credentials]:
+    """Yield the credentials of clients whose every request this handler answers."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
-    configuration.connection_pool_maxsize = 0
     try:
-        yield configuration
+        yield Credentials(f"http://127.0.0.1:{runner.addresses[0][1]}")
     finally:
         await runner.cleanup()

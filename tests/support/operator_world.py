@@ -15,18 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.credentials import load_configuration
-from fleetkeeper.adapters.kubernetes.errors import ApiError
+from fleetkeeper.adapters.kubernetes.credentials import load_credentials
 from fleetkeeper.adapters.kubernetes.resources import (
     CHILDREN,
     EVENT,
     INFERENCE_SERVICE,
     POD,
     REPLICA_SET,
-    Resource,
 )
 from fleetkeeper.api.names import LABEL_SERVICE
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.audit_log import WRITE_VERBS, Request, audited_requests
 from tests.support.cluster_mirror import ClusterMirror
@@ -311,27 +311,26 @@ async def operator_world(plane: ControlPlane, prefix: str) -> AsyncIterator[Worl
     """Yield a new namespace with the CRD, fake GPUs and an operator user; remove it at the end."""
     namespace = f"{prefix}-{secrets.token_hex(3)}"
     prepare_namespace(plane, namespace)
-    client = KubernetesClient(await load_configuration(plane.kubeconfig), in_flight=32)
-    world = World(plane, namespace, client)
-    synced = [asyncio.Event() for _ in SEEN]
-    mirrors = [
-        asyncio.create_task(world.mirror.keep(resource, event))
-        for resource, event in zip(SEEN, synced, strict=True)
-    ]
-    try:
-        for event in synced:
-            await event.wait()
-        yield world
-    finally:
-        for process in world.processes:
-            process.kill()
-        for mirror in mirrors:
-            mirror.cancel()
-        await asyncio.gather(*mirrors, return_exceptions=True)
+    credentials = await load_credentials(plane.kubeconfig)
+    async with KubernetesClient(credentials, in_flight=32) as client:
+        world = World(plane, namespace, client)
+        synced = [asyncio.Event() for _ in SEEN]
+        mirrors = [
+            asyncio.create_task(world.mirror.keep(resource, event))
+            for resource, event in zip(SEEN, synced, strict=True)
+        ]
         try:
-            await client.request("DELETE", f"/api/v1/namespaces/{namespace}", timeout_s=30)
-        except ApiError as problem:
-            if problem.status not in {404, 409}:  # the test deleted it
-                raise
+            for event in synced:
+                await event.wait()
+            yield world
         finally:
-            await client.close()
+            for process in world.processes:
+                process.kill()
+            for mirror in mirrors:
+                mirror.cancel()
+            await asyncio.gather(*mirrors, return_exceptions=True)
+            try:
+                await client.request("DELETE", f"/api/v1/namespaces/{namespace}", timeout_s=30)
+            except ApiError as problem:
+                if problem.status not in {404, 409}:  # the test deleted it
+                    raise

@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.resources import (
-    CHILDREN,
-    DEPLOYMENT,
-    INFERENCE_SERVICE,
-    POD,
-    Resource,
-)
+from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFERENCE_SERVICE, POD
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter, Write, WritePoint
 from fleetkeeper.api.names import API_VERSION, KIND, LABEL_SERVICE
 from fleetkeeper.autoscale.rules.removal import Cause, Removal
@@ -34,6 +27,8 @@ from fleetkeeper.runtime.reconciler.executor import Executor
 from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.resource import Resource
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 from tests.support.operator_world import World, service

@@ -34,10 +34,10 @@ from fleetkeeper_gateway.batch.workers.inputs import Inputs
 from fleetkeeper_gateway.batch.workers.places import Places, create_rows
 from fleetkeeper_gateway.interfaces import AuditLog
 from fleetkeeper_gateway.keys import AnonymousKeys, WatchedKeys, create_keys
-from fleetkeeper_gateway.kubernetes.credentials import NoCredentials
 from fleetkeeper_gateway.limits import estimate_tokens
 from fleetkeeper_gateway.server import CannotStart
 from fleetkeeper_gateway.services import WatchedServices, create_services
+from fleetkeeper_kube.credentials import NoCredentials
 
 __all__ = ["CLIENT_TIMEOUT_S", "AllSettings", "BatchParts", "create_parts"]
 

@@ -16,7 +16,7 @@ from fleetkeeper_contract.client_key_entries import BadEntry
 from fleetkeeper_gateway.interfaces import AuditLog, Key
 from fleetkeeper_gateway.keys import metrics
 from fleetkeeper_gateway.keys.parse import KeyRecord, actor_of, is_ending, parse_secret
-from fleetkeeper_gateway.kubernetes.reflector import Place
+from fleetkeeper_gateway.kubernetes.watch import ObjectName
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +72,7 @@ class KeyStore:
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def put(self, place: Place, found: Mapping[str, Any]) -> None:
+    def put(self, place: ObjectName, found: Mapping[str, Any]) -> None:
         """Take a new or changed Secret. A malformed one is refused alone."""
         name = place[1]
         if is_ending(found):
@@ -100,7 +100,7 @@ class KeyStore:
                     self._note(change, name, actor)
         self._show()
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: ObjectName) -> None:
         """Revoke the key of a Secret that is gone. Nobody can tell who deleted it."""
         name = place[1]
         if name not in self._records and name not in self._invalid:

@@ -18,12 +18,15 @@ from fleetkeeper_gateway.keys.anonymous import AnonymousKeys
 from fleetkeeper_gateway.keys.bearer import EXPIRED, UNAVAILABLE, digest_of_header, invalid
 from fleetkeeper_gateway.keys.settings import KeysSettings
 from fleetkeeper_gateway.keys.store import KeyStore, is_past
-from fleetkeeper_gateway.kubernetes.client import SECRETS, KubernetesClient
-from fleetkeeper_gateway.kubernetes.credentials import Credentials, load_credentials
-from fleetkeeper_gateway.kubernetes.reflector import Watch
+from fleetkeeper_gateway.kubernetes.settings import load_credentials
+from fleetkeeper_gateway.kubernetes.watch import USER_AGENT, Watch
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.credentials import Credentials
+from fleetkeeper_kube.resource import Resource
 
 log = structlog.get_logger(__name__)
 
+SECRETS: Final = Resource("Secret", "secrets", "v1")
 SELECTOR: Final = f"{KEY_LABEL}=true"
 HOUSEKEEPING_S: Final = 1.0
 """Time between two looks at the clock for keys that expire."""
@@ -44,7 +47,7 @@ class WatchedKeys:
         self.store = KeyStore(audit)
         self._stale_s = settings.keys_stale_seconds
         self._monotonic = monotonic
-        self._client = KubernetesClient(credentials)
+        self._client = KubernetesClient(credentials, user_agent=USER_AGENT)
         self.watch = Watch(
             self._client,
             SECRETS,

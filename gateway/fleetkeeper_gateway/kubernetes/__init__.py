@@ -1,1 +1,1 @@
-"""What the gateway reads from the Kubernetes API server: lists and watches, nothing else."""
+"""What the gateway reads from the Kubernetes API server: watches, nothing else."""

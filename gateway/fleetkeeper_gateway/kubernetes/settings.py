@@ -1,4 +1,4 @@
-"""How the gateway reaches the API server."""
+"""How the gateway reaches the API server, and as whom."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from fleetkeeper_kube.credentials import Credentials, json_credentials, pod_credentials
 
 ENV_PREFIX = "FLEETKEEPER_GATEWAY_"
 """Prefix of the environment variables of every part of the gateway."""
@@ -27,3 +29,14 @@ class KubernetesSettings(BaseSettings):
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         return value or None
+
+
+def load_credentials(kubeconfig: Path | None) -> Credentials:
+    """Return credentials from a kubeconfig in JSON, or the pod's ServiceAccount if it is None.
+
+    Raises:
+        NoCredentials: they cannot be loaded.
+    """
+    if kubeconfig is None:
+        return pod_credentials(f"{ENV_PREFIX}KUBECONFIG")
+    return json_credentials(kubeconfig)

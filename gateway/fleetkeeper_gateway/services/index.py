@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fleetkeeper_gateway.interfaces import Service
-from fleetkeeper_gateway.kubernetes.reflector import Place
+from fleetkeeper_gateway.kubernetes.watch import ObjectName
 from fleetkeeper_gateway.services import metrics
 from fleetkeeper_gateway.services.parse import parse_service
 
@@ -15,7 +15,7 @@ class ServiceIndex:
     """The sink of the InferenceServices."""
 
     def __init__(self) -> None:
-        self._services: dict[Place, Service] = {}
+        self._services: dict[ObjectName, Service] = {}
         self._by_model: dict[str, tuple[Service, ...]] = {}
 
     def serving(self, model: str) -> Sequence[Service]:
@@ -30,20 +30,20 @@ class ServiceIndex:
         """Return all services."""
         return self._services.values()
 
-    def put(self, place: Place, found: Mapping[str, Any]) -> None:
+    def put(self, place: ObjectName, found: Mapping[str, Any]) -> None:
         """Take a new or changed service."""
         service = parse_service(place, found)
         if self._services.get(place) != service:  # most writes change figures of the status
             self._replace(place, service)
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: ObjectName) -> None:
         """Forget a service."""
         self._replace(place, None)
 
     def listed(self) -> None:
         """Do nothing: nobody needs to know that a list is finished."""
 
-    def _replace(self, place: Place, service: Service | None) -> None:
+    def _replace(self, place: ObjectName, service: Service | None) -> None:
         old = self._services.pop(place, None)
         for model in old.models if old else ():
             kept = tuple(one for one in self._by_model[model] if one is not old)

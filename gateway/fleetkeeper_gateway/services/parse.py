@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fleetkeeper_contract import rfc3339
 from fleetkeeper_gateway.interfaces import Service
-from fleetkeeper_gateway.kubernetes.reflector import Place
+from fleetkeeper_gateway.kubernetes.watch import ObjectName
 
 SERVICE_PORT: Final = 80
 """Port of the Service that the operator creates, with the name of the InferenceService."""
@@ -24,7 +24,7 @@ UNAVAILABLE: Final = "Unavailable"
 UNKNOWN: Final = "Unknown"
 
 
-def parse_service(place: Place, found: Mapping[str, Any]) -> Service:
+def parse_service(place: ObjectName, found: Mapping[str, Any]) -> Service:
     """Return the service that an InferenceService describes. It may be anything with a name."""
     namespace, name = place
     spec, metadata = _map(found.get("spec")), _map(found.get("metadata"))

@@ -8,14 +8,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from fleetkeeper_gateway.interfaces import Service
-from fleetkeeper_gateway.kubernetes.client import INFERENCE_SERVICES, KubernetesClient
-from fleetkeeper_gateway.kubernetes.credentials import Credentials, load_credentials
-from fleetkeeper_gateway.kubernetes.reflector import Watch
+from fleetkeeper_gateway.kubernetes.settings import load_credentials
+from fleetkeeper_gateway.kubernetes.watch import USER_AGENT, Watch
 from fleetkeeper_gateway.services import metrics
 from fleetkeeper_gateway.services.index import ServiceIndex
 from fleetkeeper_gateway.services.settings import ServicesSettings
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.credentials import Credentials
+from fleetkeeper_kube.resource import Resource
+
+INFERENCE_SERVICES: Final = Resource(
+    "InferenceService", "inferenceservices", "v1alpha1", "fleetkeeper.io"
+)
 
 
 class WatchedServices:
@@ -24,7 +31,7 @@ class WatchedServices:
     def __init__(self, settings: ServicesSettings, credentials: Credentials) -> None:
         """Describe the services; `run` watches them."""
         self._index = ServiceIndex()
-        self._client = KubernetesClient(credentials)
+        self._client = KubernetesClient(credentials, user_agent=USER_AGENT)
         self.watch = Watch(
             self._client, INFERENCE_SERVICES, self._index, namespaces=settings.namespaces
         )

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from fleetkeeper_gateway.kubernetes.watch import ObjectName
 from fleetkeeper_gateway.usage.lines import Pod
 
 SELECTOR: Final = "app.kubernetes.io/managed-by=fleetkeeper,fleetkeeper.io/component=engine"
 """Labels that the operator gives to engines' pods."""
 SERVICE_LABEL: Final = "fleetkeeper.io/service"
 CONTROL_PORT_NAME: Final = "control"
-
-Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,11 @@ class Pods:
     """A sink of the watch."""
 
     def __init__(self, follower: Follower) -> None:
-        self._uids: dict[Place, str] = {}
+        self._uids: dict[ObjectName, str] = {}
         """Of the engines that can be asked."""
         self._follower = follower
 
-    def put(self, place: Place, found: Mapping[str, Any]) -> None:
+    def put(self, place: ObjectName, found: Mapping[str, Any]) -> None:
         """Follow a pod that is new or changed."""
         target = parse_pod(found)
         if target is None or target.pod.uid != self._uids.get(place):
@@ -60,7 +59,7 @@ class Pods:
             self._uids[place] = target.pod.uid
             self._follower.follow(target)
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: ObjectName) -> None:
         """Forget a pod that is gone."""
         uid = self._uids.pop(place, None)
         if uid is not None:

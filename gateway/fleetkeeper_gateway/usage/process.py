@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 import time
+from typing import Final
 
 import structlog
 import uvicorn
@@ -15,9 +16,8 @@ from fleetkeeper_gateway.grants.attempts import AttemptChecker
 from fleetkeeper_gateway.grants.settings import GrantSettings
 from fleetkeeper_gateway.grants.signer import UsageTokenSigner, create_key_files
 from fleetkeeper_gateway.interfaces import Limiter
-from fleetkeeper_gateway.kubernetes.client import PODS, KubernetesClient
-from fleetkeeper_gateway.kubernetes.credentials import NoCredentials, load_credentials
-from fleetkeeper_gateway.kubernetes.reflector import Watch
+from fleetkeeper_gateway.kubernetes.settings import load_credentials
+from fleetkeeper_gateway.kubernetes.watch import USER_AGENT, Watch
 from fleetkeeper_gateway.limits import LimitSettings, create_limiter
 from fleetkeeper_gateway.server import Server
 from fleetkeeper_gateway.telemetry.logs import configure_logs
@@ -27,6 +27,11 @@ from fleetkeeper_gateway.usage.collector import Collector
 from fleetkeeper_gateway.usage.pods import SELECTOR, Pods
 from fleetkeeper_gateway.usage.settings import UsageSettings
 from fleetkeeper_gateway.usage.store import UsageStore
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.credentials import NoCredentials
+from fleetkeeper_kube.resource import Resource
+
+PODS: Final = Resource("Pod", "pods", "v1")
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +85,7 @@ async def _run(
         limit_concurrency=64,
         timeout_graceful_shutdown=2,
     )
-    client = KubernetesClient(load_credentials(settings.kubeconfig))
+    client = KubernetesClient(load_credentials(settings.kubeconfig), user_agent=USER_AGENT)
     async with client:
         watch = Watch(
             client, PODS, Pods(collector), namespaces=settings.namespaces, selector=SELECTOR

@@ -12,11 +12,11 @@ from http import HTTPStatus
 from typing import Any
 from urllib.request import urlopen
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.api import names
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.fleet_view import Gauges, ServiceKey, parse_gauges
 from fleetkeeper.commands.pages import read_pages
+from fleetkeeper_kube.errors import ApiError
 
 OPERATOR_SELECTOR = "app.kubernetes.io/name=fleetkeeper"
 METRICS_PORT = 8080

@@ -8,9 +8,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetkeeper.adapters.kubernetes.reading import UNREAD, stand_in
 from fleetkeeper.common.values import change_in_words
 from fleetkeeper_contract import rfc3339
+from fleetkeeper_kube.reading import UNREAD, stand_in
 
 PREFIX = "fleetkeeper_"
 ServiceKey = tuple[str, str]

@@ -11,8 +11,8 @@ import typer
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 
 if TYPE_CHECKING:
-    from fleetkeeper.adapters.kubernetes.client import KubernetesClient
     from fleetkeeper.api.profiles.profile import ProfileCatalog
+    from fleetkeeper_kube.client import KubernetesClient
 
 T = TypeVar("T")
 
@@ -52,8 +52,8 @@ async def _lost(
     client: KubernetesClient, catalog: ProfileCatalog, namespaces: tuple[str, ...]
 ) -> list[str]:
     """Return a line for each service whose profile is missing, none if the CRD is not installed."""
-    from fleetkeeper.adapters.kubernetes.errors import ApiError  # noqa: PLC0415 - heavy
     from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE  # noqa: PLC0415
+    from fleetkeeper_kube.errors import ApiError  # noqa: PLC0415 - heavy
 
     kept = {profile.name for profile in catalog.profiles}
     found: list[str] = []
@@ -94,21 +94,17 @@ def run_with_client(task: Callable[[KubernetesClient], Awaitable[T]]) -> T:
     import asyncio  # noqa: PLC0415 - heavy
     import os  # noqa: PLC0415
 
-    from fleetkeeper.adapters.kubernetes.client import KubernetesClient  # noqa: PLC0415
-    from fleetkeeper.adapters.kubernetes.credentials import (  # noqa: PLC0415
-        NoCredentials,
-        load_configuration,
-    )
-    from fleetkeeper.adapters.kubernetes.errors import ApiError  # noqa: PLC0415
+    from fleetkeeper.adapters.kubernetes.credentials import load_credentials  # noqa: PLC0415
+    from fleetkeeper_kube.client import KubernetesClient  # noqa: PLC0415
+    from fleetkeeper_kube.credentials import NoCredentials  # noqa: PLC0415
+    from fleetkeeper_kube.errors import ApiError  # noqa: PLC0415
 
     named = os.environ.get("KUBECONFIG")
 
     async def run() -> T:
-        client = KubernetesClient(await load_configuration(Path(named) if named else None))
-        try:
+        credentials = await load_credentials(Path(named) if named else None)
+        async with KubernetesClient(credentials) as client:
             return await task(client)
-        finally:
-            await client.close()
 
     try:
         return asyncio.run(run())

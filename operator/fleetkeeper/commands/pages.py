@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from fleetkeeper.adapters.kubernetes.bounds import GROWTH, NotTaken, decoded, page_of_one
+from fleetkeeper_kube.bounds import GROWTH, decoded, page_of_one
+from fleetkeeper_kube.errors import NotTaken
 
 PAGE: Final = 200
 

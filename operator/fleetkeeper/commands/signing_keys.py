@@ -20,7 +20,7 @@ from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.install import run_with_client
 
 if TYPE_CHECKING:
-    from fleetkeeper.adapters.kubernetes.client import KubernetesClient
+    from fleetkeeper_kube.client import KubernetesClient
 
 app = typer.Typer(
     name="signing-keys",
@@ -151,7 +151,7 @@ async def _create(
     client: KubernetesClient, *, namespace: str, name: str, files: Mapping[str, str]
 ) -> str:
     """Create the Secret without reading it, so the caller needs only the permission to create."""
-    from fleetkeeper.adapters.kubernetes.errors import ApiError  # noqa: PLC0415 - heavy
+    from fleetkeeper_kube.errors import ApiError  # noqa: PLC0415 - heavy
 
     body = {
         "apiVersion": "v1",

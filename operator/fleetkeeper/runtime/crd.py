@@ -6,11 +6,11 @@ from functools import lru_cache
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.openapi import missing_fields, observe_schema
 from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.runtime.reconciler.controller import Controller
+from fleetkeeper_kube.client import KubernetesClient
 
 log = structlog.get_logger(__name__)
 

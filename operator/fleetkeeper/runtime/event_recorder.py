@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import EVENT, INFERENCE_SERVICE, LEASE
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.common.values import Event, Manifest
@@ -25,6 +24,7 @@ from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.service_entry import ServiceEntry
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper_contract import rfc3339
+from fleetkeeper_kube.errors import ApiError
 
 log = structlog.get_logger(__name__)
 

@@ -8,9 +8,7 @@ from typing import Final
 import structlog
 
 from fleetkeeper.adapters.clock import ClockApart
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.credentials import NoCredentials, load_configuration
-from fleetkeeper.adapters.kubernetes.errors import ApiError
+from fleetkeeper.adapters.kubernetes.credentials import load_credentials
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.adapters.kubernetes.writes import WriteHook, no_hook
 from fleetkeeper.reconcile.context import PlanContext
@@ -19,6 +17,9 @@ from fleetkeeper.runtime.operator import Operator
 from fleetkeeper.runtime.parts import build_parts
 from fleetkeeper.runtime.service_feed import ServiceWatch
 from fleetkeeper.runtime.settings import Settings
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.credentials import NoCredentials
+from fleetkeeper_kube.errors import ApiError
 
 log = structlog.get_logger(__name__)
 
@@ -42,20 +43,22 @@ async def run_operator(
     """
     log.info("starting", settings=settings.shown)
     try:
-        configuration = await load_configuration(settings.kubeconfig)
+        credentials = await load_credentials(settings.kubeconfig)
     except NoCredentials as problem:
         log.error("no credentials", error=str(problem))  # noqa: TRY400 -- the message says it all
         return EXIT_USAGE
-    client = KubernetesClient(configuration, in_flight=settings.requests_in_flight)
-    lease_client = KubernetesClient(configuration, retries_429=0)
     heap.reduce_frequency()
-
-    def build(settings: Settings) -> Operator:
-        parts = build_parts(settings, context, client, lease_client=lease_client, hook=hook)
-        return Operator(parts, watch)
-
     try:
-        code = await _run_where_free(settings, build)
+        async with (
+            KubernetesClient(credentials, in_flight=settings.requests_in_flight) as client,
+            KubernetesClient(credentials, retries_429=0) as lease_client,
+        ):
+
+            def build(settings: Settings) -> Operator:
+                parts = build_parts(settings, context, client, lease_client=lease_client, hook=hook)
+                return Operator(parts, watch)
+
+            code = await _run_where_free(settings, build)
     except* LeaseLost as lost:
         log.error("leader lease lost", error=str(_first_of(lost)))  # noqa: TRY400 -- expected
         code = EXIT_FAILED
@@ -68,9 +71,6 @@ async def run_operator(
     except* Exception:
         log.exception("operator failed")
         code = EXIT_FAILED
-    finally:
-        await client.close()
-        await lease_client.close()
     log.info("stopped", code=code)
     return code
 

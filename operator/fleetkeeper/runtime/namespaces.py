@@ -18,10 +18,10 @@ from typing import Final
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.reflector import Report
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.errors import ApiError
 
 log = structlog.get_logger(__name__)
 

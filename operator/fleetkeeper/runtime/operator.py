@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.reflector import all_synced
+from fleetkeeper.adapters.kubernetes.reflector import all_settled
 from fleetkeeper.runtime import heap
 from fleetkeeper.runtime.crd import CrdAbsent
 from fleetkeeper.runtime.namespaces import watch_each
@@ -23,6 +22,7 @@ from fleetkeeper.runtime.parts import Parts
 from fleetkeeper.runtime.releases import NamespacesTaken, refuse_taken
 from fleetkeeper.runtime.service_feed import ServiceFeed, ServiceWatch
 from fleetkeeper.runtime.telemetry.health import HealthServer, Vitals, watch_lag
+from fleetkeeper_kube.errors import ApiError
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +97,7 @@ class Operator:
                 log.warning("the node's clock is wrong", off_s=off_s, used="the API server's clock")
             await self._until_done(parts.resync.once)
             helpers += self._start_watches(group)
-            await all_synced(parts.reflectors)
+            await all_settled(parts.reflectors)
             await parts.reads.wait_for_one()
             self._vitals.synced = True
             heap.settle()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleetkeeper.adapters.clock import SystemClock
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
 from fleetkeeper.adapters.kubernetes.lease import LeaderLease, LeaseTerms
-from fleetkeeper.adapters.kubernetes.reflector import Reflector
+from fleetkeeper.adapters.kubernetes.reflector import watch_managed
 from fleetkeeper.adapters.kubernetes.resources import WATCHED
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter, Write, WriteHook, WritePoint
 from fleetkeeper.reconcile.context import PlanContext
@@ -26,6 +25,8 @@ from fleetkeeper.runtime.settings import Settings
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.reflector import Reflector
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +153,8 @@ def build_parts(
         also=crd.observe,
     )
     reflectors = [
-        Reflector(
-            client,
-            resource,
-            namespace,
-            cache,
-            clock,
-            report=reads.report_of(namespace, resource.plural),
+        watch_managed(
+            client, resource, namespace, cache, reads.report_of(namespace, resource.plural)
         )
         for namespace in namespaces
         for resource in WATCHED

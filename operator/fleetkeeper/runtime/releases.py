@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN
 from fleetkeeper.reconcile.types import Kind
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import ApiError
 
 log = structlog.get_logger(__name__)
 

@@ -9,16 +9,15 @@ from typing import Final, Protocol
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.reading import Unreadable, maps, version_of
-from fleetkeeper.adapters.kubernetes.records import place_of
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.namespaces import NamespaceReads
 from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.reading import Unreadable, maps, place_of, version_of
 
 log = structlog.get_logger(__name__)
 

@@ -9,12 +9,11 @@ from typing import Any, Protocol
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.reading import Unreadable, text
-from fleetkeeper.adapters.kubernetes.records import place_of
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.runtime.defects import Defects
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper_kube.reading import Unreadable, place_of, text
 
 log = structlog.get_logger(__name__)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from fleetkeeper_gateway.kubernetes.client import INFERENCE_SERVICES, KubernetesClient
-from fleetkeeper_gateway.kubernetes.credentials import load_credentials
+from fleetkeeper_gateway.kubernetes.settings import load_credentials
+from fleetkeeper_gateway.services.watched import INFERENCE_SERVICES
+from fleetkeeper_kube.client import KubernetesClient
 from tests.support.gateway_world import GatewayWorld
 
 
@@ -17,7 +18,7 @@ def test_a_watch_that_is_given_up_leaves_no_socket(world: GatewayWorld) -> None:
     async def begin_to_watch() -> None:
         async with (
             KubernetesClient(credentials) as client,
-            client.watch(INFERENCE_SERVICES, None, version="0", silence_s=60.0),
+            client.watch(INFERENCE_SERVICES, None, resource_version="0", server_timeout_s=60),
         ):
             return
 

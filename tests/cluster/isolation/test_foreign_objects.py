@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.bounds import ANSWER_BYTES, NotTaken
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, REPLICA_SET
 from fleetkeeper.reconcile.types import Kind
+from fleetkeeper_kube.bounds import ANSWER_BYTES
+from fleetkeeper_kube.errors import NotTaken
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, condition, operator_world, service
 

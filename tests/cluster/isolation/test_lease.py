@@ -57,7 +57,7 @@ async def test_renewals_go_on_while_the_server_answers_429_to_all_else(world: Wo
         operator = world.operator(
             kubeconfig=proxy.kubeconfig,
             env=LEASE,
-            waits={"adapters.kubernetes.slots.MAX_RETRY_AFTER_S": 3.0},
+            waits={"fleetkeeper_kube.slots.MAX_RETRY_AFTER_S": 3.0},
         )
         await operator.start(FLEETKEEPER_REQUESTS_IN_FLIGHT="4").leads()
         for name in NAMES:

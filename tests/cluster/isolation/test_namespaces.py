@@ -23,7 +23,7 @@ from tests.support.watch_proxy import WatchProxy
 PATIENCE_S = 150.0
 """Longer than the back-off of a namespace that was refused, several times."""
 SHORT_PAUSES = {
-    "adapters.kubernetes.reflector.MAX_DENIED_PAUSE_S": 2.0,
+    "fleetkeeper_kube.reflector.MAX_DENIED_PAUSE_S": 2.0,
     "runtime.namespaces.MAX_PAUSE_S": 2.0,
     "runtime.resync.DENIED_RETRY_S": 2.0,
 }

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.api.schema.crd import desired_crd
+from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_process import PATIENCE_S
 from tests.support.operator_rights import CRDS

@@ -15,14 +15,10 @@ from typing import Any
 import pytest_asyncio
 import yaml
 
-from fleetkeeper.adapters.kubernetes.bounds import NotTaken
-from fleetkeeper.adapters.kubernetes.resources import (
-    CHILDREN,
-    INFERENCE_SERVICE,
-    REPLICA_SET,
-    Resource,
-)
+from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE, REPLICA_SET
 from fleetkeeper.reconcile.types import Kind
+from fleetkeeper_kube.errors import NotTaken
+from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import World, is_ready, operator_world, service
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
+from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.lanes import keep_first
 from tests.support.operator_world import Live, World, condition, operator_world

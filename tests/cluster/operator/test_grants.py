@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.keys import new_grant_keys, rotated_grant_keys
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper_contract.gateway_labels import USAGE_POD_LABELS
+from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.control_world import loopback_engines
 from tests.support.operator_world import Live, World, condition, operator_world, service

@@ -13,14 +13,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.resources import (
-    CHILDREN,
-    DEPLOYMENT,
-    INFERENCE_SERVICE,
-    Resource,
-)
+from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFERENCE_SERVICE
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
 from fleetkeeper.reconcile.types import Kind
+from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.earlier_router import give_vllm_router
 from tests.support.operator_rights import operator_rules

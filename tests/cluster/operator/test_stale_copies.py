@@ -9,14 +9,14 @@ from typing import get_args
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.credentials import load_configuration
-from fleetkeeper.adapters.kubernetes.reading import version_of
+from fleetkeeper.adapters.kubernetes.credentials import load_credentials
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter, Write
 from fleetkeeper.reconcile.children import Why
 from fleetkeeper.reconcile.plan import Action
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.reading import version_of
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.operator_world import operator_world
 from tests.support.stale_copies import CASES, CHANGES, FINALIZER, Change, StaleOperator
@@ -31,11 +31,11 @@ WRITES = {
 @pytest_asyncio.fixture
 async def operator(control_plane: ControlPlane) -> AsyncIterator[StaleOperator]:
     async with operator_world(control_plane, "operator-stale") as world:
-        client = KubernetesClient(await load_configuration(world.operator_kubeconfig))
         try:
-            yield StaleOperator(world, client)
+            credentials = await load_credentials(world.operator_kubeconfig)
+            async with KubernetesClient(credentials) as client:
+                yield StaleOperator(world, client)
         finally:
-            await client.close()
             for kind, name in list(world.objects):
                 if kind == INFERENCE_SERVICE.kind:
                     change = {"metadata": {"finalizers": None}}

@@ -18,7 +18,7 @@ from fleetkeeper_gateway.keys.anonymous import AnonymousKeys
 from fleetkeeper_gateway.keys.bearer import digest_of_header
 from fleetkeeper_gateway.keys.settings import KeysSettings
 from fleetkeeper_gateway.keys.watched import WatchedKeys, create_keys
-from fleetkeeper_gateway.kubernetes.reflector import TRIES_BEFORE_LIST
+from fleetkeeper_kube.reflector import TRIES_BEFORE_LIST
 from tests.support.client_keys import RecordedAudit, key_entries, key_of, key_secret
 from tests.support.gateway_world import until
 from tests.support.list_watch_server import ListWatchServer

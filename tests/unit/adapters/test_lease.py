@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaderLease, LeaseLost, LeaseTerms
-from fleetkeeper.adapters.kubernetes.resources import Resource
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.resource import Resource
 
 Live = dict[str, Any]
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.pod_records import event_record
-from fleetkeeper.adapters.kubernetes.reading import version_of
 from fleetkeeper.adapters.kubernetes.records import seen
 from fleetkeeper.reconcile.observe.pod_problems import engine_line
 from fleetkeeper.reconcile.types import (
@@ -24,6 +23,7 @@ from fleetkeeper.reconcile.types import (
     Workload,
 )
 from fleetkeeper_contract import rfc3339
+from fleetkeeper_kube.reading import version_of
 
 Live = dict[str, Any]
 

@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.pod_records import event_record
-from fleetkeeper.adapters.kubernetes.reading import stand_in
 from fleetkeeper.adapters.kubernetes.records import Seen, Unread, observe
 from fleetkeeper.adapters.kubernetes.resources import WATCHED
 from fleetkeeper.api.conditions import ConditionType, Reason
@@ -23,6 +22,7 @@ from fleetkeeper.reconcile.types import Kind, Revision, Workload
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.named import NAMED_S
+from fleetkeeper_kube.reading import stand_in
 from tests.support.lanes import examples
 from tests.support.plan_world import World, service
 

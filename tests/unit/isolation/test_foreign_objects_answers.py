@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.adapters.kubernetes.reflector import Reflector
-from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, REPLICA_SET, Resource
+from fleetkeeper.adapters.kubernetes.reflector import watch_managed
+from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, REPLICA_SET
 from fleetkeeper.autoscale.rules.removal import Cause, Removal
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
 from fleetkeeper.autoscale.types import PodView
@@ -31,6 +31,7 @@ from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.resource import Resource
 from tests.support.contained import new_defects
 from tests.support.control_cases import sample
 
@@ -248,14 +249,6 @@ class Watched:
         yield lines()
 
 
-class Clock:
-    def monotonic(self) -> float:
-        return 0.0
-
-    def jitter(self, seconds: float) -> float:
-        return 0.0
-
-
 HOSTILE = [
     {
         **replicaset("bad", "9")["metadata"],
@@ -282,7 +275,7 @@ async def test_the_watch_goes_on_after_an_object_of_any_shape(metadata: object) 
             {"type": "ADDED", "object": replicaset("second", "60")},
         ],
     )
-    reflector = Reflector(server, REPLICA_SET, "a", cache, Clock())
+    reflector = watch_managed(server, REPLICA_SET, "a", cache, None)
     running = asyncio.create_task(reflector.run())
     try:
         async with asyncio.timeout(60):
@@ -301,7 +294,7 @@ async def test_a_list_with_an_object_without_a_name_proves_no_absence() -> None:
     cache = Cache(now=lambda: 0.0, changed=lambda _: None)
     cache.take("ReplicaSet", replicaset("kept", "40"))
     server: Any = Watched([{"metadata": {"name": {}}}], [])
-    reflector = Reflector(server, REPLICA_SET, "a", cache, Clock())
+    reflector = watch_managed(server, REPLICA_SET, "a", cache, None)
     running = asyncio.create_task(reflector.run())
     async with asyncio.timeout(60):
         await reflector.synced.wait()

@@ -13,11 +13,12 @@ import pytest
 from aiohttp import web
 from kopf._cogs.clients.errors import APIServerError, check_response
 
-from fleetkeeper.adapters.kubernetes.bounds import ANSWER_BYTES, NotTaken
 from fleetkeeper.adapters.kubernetes.kopf_session import MIN_WATCH_S, DecodableResponse
-from fleetkeeper.adapters.kubernetes.reading import UNREAD
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper_kube.bounds import ANSWER_BYTES
+from fleetkeeper_kube.errors import NotTaken
+from fleetkeeper_kube.reading import UNREAD
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,6 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper.adapters.clock import SystemClock
-from fleetkeeper.adapters.kubernetes.client import REQUEST_TIMEOUT_S, KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import (
     MAX_DURATION_S,
     LeaderLease,
@@ -22,7 +20,9 @@ from fleetkeeper.adapters.kubernetes.lease import (
     LeaseTerms,
 )
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
-from tests.support.loopback_api import configured
+from fleetkeeper_kube.client import REQUEST_TIMEOUT_S, KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from tests.support.loopback_api import answering
 
 GUARD_S = 60.0
 SEEN = {"uid": "u1", "resource_version": "3"}
@@ -123,11 +123,9 @@ class Clients:
 async def clients() -> AsyncIterator[Clients]:
     api = Api()
     async with AsyncExitStack() as stack:
-        configuration = await stack.enter_async_context(configured(api.handle))
-        ordinary = KubernetesClient(configuration, in_flight=SLOTS)
-        own = KubernetesClient(configuration, retries_429=0)
-        stack.push_async_callback(ordinary.close)
-        stack.push_async_callback(own.close)
+        credentials = await stack.enter_async_context(answering(api.handle))
+        ordinary = await stack.enter_async_context(KubernetesClient(credentials, in_flight=SLOTS))
+        own = await stack.enter_async_context(KubernetesClient(credentials, retries_429=0))
         stack.callback(api.answer_others.set)
         yield Clients(api, ordinary, own)
 
@@ -166,12 +164,13 @@ async def test_a_429_is_waited_for_by_every_request_that_is_not_sent_yet() -> No
         arrivals.append(loop.time())
         return web.json_response({})
 
-    async with configured(handler) as configuration:
-        client = KubernetesClient(configuration, retries_429=1)
+    async with (
+        answering(handler) as credentials,
+        KubernetesClient(credentials, retries_429=1) as client,
+    ):
         with pytest.raises(ApiError, match="429"):
             await client.request("GET", "/limited")
         await asyncio.gather(*(client.request("GET", "/x") for _ in range(5)))
-        await client.close()
     assert len(limited) == 2
     assert len(arrivals) == 5
     assert min(arrivals) - limited[-1] >= 1.0, "sent during the pause"
@@ -189,14 +188,15 @@ async def test_a_webhook_that_answers_429_pauses_nobody() -> None:
             return web.json_response(status, status=429, headers={"Retry-After": "100000"})
         return web.json_response({})
 
-    async with configured(handler) as configuration:
-        client = KubernetesClient(configuration, in_flight=1)
+    async with (
+        answering(handler) as credentials,
+        KubernetesClient(credentials, in_flight=1) as client,
+    ):
         with pytest.raises(ApiError, match="429") as caught:
             await client.request("PATCH", "/refused", body={})
         assert refused == 1
         assert caught.value.retry_after_s == 100_000.0
         assert await client.request("GET", "/x") == {}
-        await client.close()
 
 
 @pytest.mark.parametrize(

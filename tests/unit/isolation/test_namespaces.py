@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.reflector import Reflector, all_synced
-from fleetkeeper.adapters.kubernetes.resources import POD, Resource
+from fleetkeeper.adapters.kubernetes.reflector import all_settled, watch_managed
+from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.runtime.namespaces import NamespaceReads, watch_each
 from fleetkeeper.runtime.queue import Key, KeyedQueue
 from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.reflector import Reflector
+from fleetkeeper_kube.resource import Resource
 from tests.support.contained import new_defects
 
 GUARD_S = 60.0
@@ -52,13 +54,15 @@ class Lists:
         self.answers = answers
         self.version = 100
         self.asked: list[str | None] = []
+        self.selectors: set[str] = set()
         self.watching = asyncio.Event()
         self.watches: list[ApiError] = []
 
     async def list_pages(
-        self, resource: Resource, namespace: str | None, **_: Any
+        self, resource: Resource, namespace: str | None, *, selector: str = "", **_: Any
     ) -> AsyncIterator[dict[str, Any]]:
         self.asked.append(namespace)
+        self.selectors.add(selector)
         answer = self.answers[namespace or "all"]
         if isinstance(answer, list) and answer and isinstance(answer[0], ApiError):
             raise answer.pop(0)
@@ -224,14 +228,8 @@ async def test_a_resync_that_fails_has_ended_as_well() -> None:
 
 
 def reflector(world: World, namespace: str) -> Reflector:
-    return Reflector(
-        world.lists,  # type: ignore[arg-type]
-        POD,
-        namespace,
-        world.cache,
-        Clock(),
-        report=world.reads.report_of(namespace, POD.plural),
-    )
+    report = world.reads.report_of(namespace, POD.plural)
+    return watch_managed(world.lists, POD, namespace, world.cache, report)  # type: ignore[arg-type]
 
 
 async def test_a_start_waits_for_no_namespace_that_is_denied() -> None:
@@ -239,7 +237,7 @@ async def test_a_start_waits_for_no_namespace_that_is_denied() -> None:
     both = [reflector(world, name) for name in NAMES]
     running = [asyncio.create_task(one.run()) for one in both]
     async with asyncio.timeout(GUARD_S):
-        await all_synced(both)
+        await all_settled(both)
         await world.reads.wait_for_one()
         await both[0].synced.wait()
     assert world.recoveries == 1
@@ -257,7 +255,7 @@ async def test_a_watch_that_is_denied_is_followed_by_a_list() -> None:
     running = asyncio.create_task(one.run())
     async with asyncio.timeout(GUARD_S):
         await world.lists.watching.wait()
-    assert one.epoch == 2
+    assert one.lists == 2
     assert world.recoveries == 1
     running.cancel()
 
@@ -324,3 +322,12 @@ async def test_where_every_watch_of_services_ends_the_process_ends(names: tuple[
     except* ApiError as problems:
         ended_with += problems.exceptions
     assert set(ended_with) == {DENIED}
+
+
+async def test_where_all_is_one_a_denial_before_the_first_list_ends_the_process() -> None:
+    lists = Lists(all=[BUSY, DENIED])
+    one = watch_managed(lists, POD, None, World(()).cache, None)  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="403"):
+        await one.run()
+    assert one.failures == 2
+    assert lists.selectors == {"app.kubernetes.io/managed-by=fleetkeeper"}

@@ -13,23 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper import events
-from fleetkeeper.adapters.kubernetes.bounds import (
-    ANSWER_BYTES,
-    FIRST_PAGE,
-    NotTaken,
-    decoded_event,
-    next_limit,
-)
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import BrokenAnswer
-from fleetkeeper.adapters.kubernetes.reading import UNREAD
 from fleetkeeper.adapters.kubernetes.records import Unread, observe
-from fleetkeeper.adapters.kubernetes.reflector import Reflector
+from fleetkeeper.adapters.kubernetes.reflector import watch_managed
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, EVENT
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.service_entry import LARGEST_SPEC_BYTES
+from fleetkeeper_kube.bounds import ANSWER_BYTES, FIRST_PAGE, decoded_event, next_limit
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import BrokenAnswer, NotTaken
+from fleetkeeper_kube.reading import UNREAD
 from tests.support.loopback_api import served
 
 CONFIG_MAP = CHILDREN[Kind.CONFIG_MAP]
@@ -151,15 +145,8 @@ async def test_a_reflector_holds_a_too_large_object_against_its_service_alone() 
     server = Server(100, ANSWER_BYTES, 100)
     cache = Cache(now=lambda: 0.0, changed=lambda _: None)
 
-    class Clock:
-        def monotonic(self) -> float:
-            return 0.0
-
-        def jitter(self, seconds: float) -> float:
-            return seconds
-
     async with served(server.answer) as client:
-        reflector = Reflector(client, CONFIG_MAP, "a", cache, Clock())
+        reflector = watch_managed(client, CONFIG_MAP, "a", cache, None)
         running = asyncio.create_task(reflector.run())
         async with asyncio.timeout(30):
             await reflector.synced.wait()

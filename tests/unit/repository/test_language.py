@@ -13,6 +13,7 @@ FOLDERS: Final = (
     "contract",
     "engine_image",
     "gateway",
+    "kube",
     "local",
     "charts",
     "crds",

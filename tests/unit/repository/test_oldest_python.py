@@ -14,7 +14,15 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-FOLDERS: Final = ("operator/fleetkeeper", "contract", "engine_image", "gateway", "local", "scripts")
+FOLDERS: Final = (
+    "operator/fleetkeeper",
+    "contract",
+    "engine_image",
+    "gateway",
+    "kube",
+    "local",
+    "scripts",
+)
 RAW: Final = re.compile(r"""\b(?:rb?|br)("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
 WRONG: Final = re.compile(r"POSSESSIVE_REPEAT|ATOMIC_GROUP")
 

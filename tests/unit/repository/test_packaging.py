@@ -29,6 +29,7 @@ PUBLIC_FILES = "https://files.pythonhosted.org/"
         ("contract", "fleetkeeper_contract", {"fleetkeeper_steps"}),
         ("engine_image", "fleetkeeper_engine", set()),
         ("gateway", "fleetkeeper_gateway", set()),
+        ("kube", "fleetkeeper_kube", set()),
         ("local", "fleetkeeper_local", set()),
     ],
 )
@@ -70,9 +71,40 @@ def test_no_image_is_made_of_the_local_cluster() -> None:
 def test_the_operator_needs_neither_the_engine_nor_the_local_cluster() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ours = {name for name in project["dependencies"] if name.startswith("fleetkeeper")}
-    assert ours == {"fleetkeeper-contract"}
+    assert ours == {"fleetkeeper-contract", "fleetkeeper-kube"}
     contract = tomllib.loads((ROOT / "contract/pyproject.toml").read_text())["project"]
     assert contract["dependencies"] == []
+
+
+def test_access_to_kubernetes_brings_no_client_of_kubernetes_into_the_gateway() -> None:
+    kube = tomllib.loads((ROOT / "kube/pyproject.toml").read_text())["project"]
+    assert [name.partition(">")[0] for name in kube["dependencies"]] == ["aiohttp"]
+    pinned = re.findall(
+        r"^([\w.-]+)==", (ROOT / "requirements/gateway.txt").read_text(), re.MULTILINE
+    )
+    assert "aiohttp" in pinned
+    assert not {"kopf", "kubernetes"} & set(pinned)
+
+
+@pytest.mark.parametrize(
+    ("project", "containerfile"),
+    [
+        (".", "operator/Containerfile"),
+        ("gateway", "gateway/Containerfile"),
+        ("engine_image", "engine_image/Containerfile.cpu"),
+    ],
+)
+def test_an_image_is_built_with_the_packages_of_ours_that_it_needs(
+    project: str, containerfile: str
+) -> None:
+    dependencies = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]
+    ours = re.findall(r"fleetkeeper-(\w+)", " ".join(dependencies["dependencies"]))
+    assert "contract" in ours
+    text = (ROOT / containerfile).read_text()
+    for folder in ours:
+        assert f"COPY {folder} {folder}\n" in text
+        assert re.search(rf"--wheel-dir /wheels .*\./{folder} ", text)
+        assert f"!{folder}\n" in (ROOT / ".dockerignore").read_text()
 
 
 @pytest.mark.promise("lock-pypi")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
 from fleetkeeper.common.values import Event
 from fleetkeeper.runtime import event_recorder
@@ -17,6 +16,7 @@ from fleetkeeper.runtime.event_recorder import EventRecorder
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.errors import ApiError
 from tests.support.contained import new_defects
 
 CHAT, LEASE = Key("a", "chat"), Key("fleet", "fleetkeeper")

@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import pytest
 
-from fleetkeeper.adapters.kubernetes.records import Place
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
 from fleetkeeper.autoscale.settings import settings_of
@@ -26,6 +25,7 @@ from fleetkeeper.simulate.autoscalers import ControlLoop
 from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Scenario, run
 from fleetkeeper.simulate.cluster import ColdStart
 from fleetkeeper.simulate.loads import Mix, poisson
+from fleetkeeper_kube.reading import Place
 from tests.support.loop_world import START, World, send_requests
 
 pytestmark = pytest.mark.slow

@@ -1,6 +1,6 @@
-"""The Kubernetes API: reads, writes under one field manager, watches, and the leader lease.
+"""What the operator reads and writes in Kubernetes, on top of `fleetkeeper_kube`.
 
-`client` speaks HTTP, `errors` classifies failures, `writes` contains all writes (and the fence and the
-hook that each passes), `reflector` lists and watches a kind, `records` and `fields` turn live objects
-into what decisions need, `lease` elects the leader.
+`credentials` loads a ServiceAccount or a kubeconfig, `refusals` maps failed writes to the planner's
+problems, `writes` contains all writes (and the fence and the hook that each passes), `reflector` watches
+our objects, `records` and `fields` turn live objects into what decisions need, `lease` elects the leader.
 """

@@ -1,7 +1,8 @@
-"""The API server's address and our credentials."""
+"""Credentials of the operator: the pod's ServiceAccount, or any kubeconfig that kubectl accepts."""
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -9,36 +10,45 @@ from urllib.request import getproxies, proxy_bypass
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client.configuration import Configuration
 
+from fleetkeeper_kube.credentials import Credentials, NoCredentials, pod_credentials
 
-class NoCredentials(RuntimeError):
-    """The lack of a usable kubeconfig or service account."""
+KUBECONFIG_VARIABLE = "FLEETKEEPER_KUBECONFIG"
 
 
-async def load_configuration(kubeconfig: Path | None) -> Configuration:
-    """Return the API server's address and our credentials, from a kubeconfig or the service account.
+async def load_credentials(kubeconfig: Path | None) -> Credentials:
+    """Return the API server's address and our credentials, from a kubeconfig or the ServiceAccount.
 
     Raises:
-        NoCredentials: they cannot be loaded; the message says what was tried.
+        NoCredentials: they cannot be loaded.
     """
-    configuration = Configuration()
+    if kubeconfig is None:
+        found = pod_credentials(KUBECONFIG_VARIABLE)
+    else:
+        found = await _of_kubeconfig(kubeconfig)
+    found.proxy = found.proxy or _proxy_of_environment(found.url)
+    return found
+
+
+async def _of_kubeconfig(path: Path) -> Credentials:
+    """Load a kubeconfig with the official client, which also runs plugins for credentials."""
+    loaded = Configuration()
     try:
-        if kubeconfig is not None:
-            await kube_config.load_kube_config(
-                config_file=str(kubeconfig), client_configuration=configuration
-            )
-        else:
-            kube_config.load_incluster_config(client_configuration=configuration)
+        await kube_config.load_kube_config(config_file=str(path), client_configuration=loaded)
+        context = ssl.create_default_context(cafile=loaded.ssl_ca_cert)
+        if loaded.cert_file:
+            context.load_cert_chain(loaded.cert_file, keyfile=loaded.key_file)
     except (kube_config.ConfigException, OSError) as problem:
-        tried = f"kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
-        raise NoCredentials(f"cannot use {tried}: {problem}") from problem
-    configuration.connection_pool_maxsize = (
-        0  # watches hold connections; requests have their own limit
+        raise NoCredentials(f"cannot use kubeconfig {path}: {problem}") from problem
+    if not loaded.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return Credentials(
+        str(loaded.host),
+        authorization=str(loaded.api_key.get("BearerToken") or ""),
+        context=context,
+        server_name=loaded.tls_server_name,
+        proxy=loaded.proxy,
     )
-    configuration.retries = None
-    # Otherwise aiohttp reads ~/.netrc and the environment for every request, each in a thread.
-    configuration.client_session_kwargs = {"trust_env": False}
-    configuration.proxy = configuration.proxy or _proxy_of_environment(configuration.host)
-    return configuration
 
 
 def _proxy_of_environment(server: str) -> str | None:

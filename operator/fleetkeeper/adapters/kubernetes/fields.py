@@ -16,10 +16,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fleetkeeper.adapters.kubernetes.reading import as_map, maps, text
 from fleetkeeper.api.names import FIELD_MANAGER
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.digest import digest_of
+from fleetkeeper_kube.reading import as_map, maps, text
 
 _ADDRESS = ("apiVersion", "kind")
 

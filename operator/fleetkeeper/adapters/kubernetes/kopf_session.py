@@ -16,15 +16,8 @@ from typing import Any, Final
 import aiohttp
 import structlog
 
-from fleetkeeper.adapters.kubernetes.bounds import (
-    NotTaken,
-    bounded_lines,
-    decoded,
-    decoded_event,
-    page_metadata,
-    whole,
-)
-from fleetkeeper.adapters.kubernetes.errors import BrokenAnswer
+from fleetkeeper_kube.bounds import bounded_lines, decoded, decoded_event, page_metadata, whole
+from fleetkeeper_kube.errors import BrokenAnswer, NotTaken
 
 log = structlog.get_logger(__name__)
 

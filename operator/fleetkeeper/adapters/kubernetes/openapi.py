@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleetkeeper.adapters.kubernetes.client import LIST_TIMEOUT_S, KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.api.names import GROUP, KIND, VERSION
+from fleetkeeper_kube.client import LIST_TIMEOUT_S, KubernetesClient
+from fleetkeeper_kube.errors import ApiError
 
 
 async def observe_schema(client: KubernetesClient) -> Mapping[str, Any] | None:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from sys import intern
 from typing import Any
 
-from fleetkeeper.adapters.kubernetes.reading import (
-    MESSAGE_LIMIT,
-    as_map,
-    controller_uid,
-    cost,
-    count,
-    maps,
-    message,
-    required_map,
-    text,
-)
 from fleetkeeper.api.names import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_TEMPLATE_HASH,
@@ -29,6 +19,16 @@ from fleetkeeper.common.budget import accelerators_of
 from fleetkeeper.reconcile.observe.pod_problems import engine_line
 from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, SecretUse, Termination
 from fleetkeeper_contract import rfc3339
+from fleetkeeper_kube.reading import (
+    MESSAGE_LIMIT,
+    as_map,
+    controller_uid,
+    count,
+    maps,
+    message,
+    required_map,
+    text,
+)
 
 MAX_SECRET_USES = 64
 """Variables from Secrets kept of a pod: those of `engine.env` (32), and some that webhooks add."""
@@ -36,6 +36,7 @@ MAX_IMAGE_VOLUMES = 33
 """Image volumes kept of a pod: those of a model and of its adapters."""
 MAX_CONTAINERS = 32
 """Containers and init containers kept of a pod, this many of each."""
+COST = re.compile(r"[+-]?[0-9]{1,9}")
 TERMINATION_LIMIT = 8192
 """Characters read of a termination message; a kubelet writes at most 4096 bytes."""
 
@@ -71,7 +72,7 @@ def pod_record(live: Mapping[str, Any]) -> Pod:
         scheduled=scheduled.get("status") == "True" or bool(node),
         unschedulable=_unschedulable(scheduled),
         deleting="deletionTimestamp" in meta,
-        deletion_cost=cost(annotations.get(ANNOTATION_DELETION_COST)),
+        deletion_cost=_cost(annotations.get(ANNOTATION_DELETION_COST)),
         accelerators=accelerators_of(spec),
         containers=tuple(_containers(status)),
         has_claims=bool(spec.get("resourceClaims")),
@@ -189,3 +190,9 @@ def _unschedulable(scheduled: Mapping[str, Any]) -> str:
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return message(scheduled.get("message")) or "Unschedulable"
     return ""
+
+
+def _cost(annotation: object) -> int:
+    """Return a pod's deletion cost; 0 if it is not a number or has more than nine digits."""
+    found = annotation if isinstance(annotation, str) else ""
+    return int(found) if COST.fullmatch(found) else 0

@@ -13,21 +13,6 @@ from typing import Any
 
 from fleetkeeper.adapters.kubernetes.fields import manager_of_replicas, owned_digest
 from fleetkeeper.adapters.kubernetes.pod_records import pod_record
-from fleetkeeper.adapters.kubernetes.reading import (
-    UNREAD,
-    Unreadable,
-    as_map,
-    controller_uid,
-    count,
-    digits,
-    maps,
-    message,
-    required_count,
-    required_map,
-    required_name,
-    text,
-    version_of,
-)
 from fleetkeeper.api.names import (
     ANNOTATION_TEMPLATE_HASH,
     FIELD_MANAGER,
@@ -47,6 +32,23 @@ from fleetkeeper.reconcile.types import (
     Workload,
 )
 from fleetkeeper_contract import rfc3339
+from fleetkeeper_kube.reading import (
+    UNREAD,
+    Place,
+    Unreadable,
+    as_map,
+    controller_uid,
+    count,
+    digits,
+    maps,
+    message,
+    place_of,
+    required_count,
+    required_map,
+    required_name,
+    text,
+    version_of,
+)
 
 ANNOTATION_REVISION = "deployment.kubernetes.io/revision"
 MAX_CONDITIONS = 8
@@ -56,16 +58,6 @@ JOB_ENDS = frozenset({"Complete", "Failed"})
 """The conditions with which Kubernetes ends a Job."""
 
 Record = Child | Revision | Pod
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The identity and the version of an object that was seen."""
-
-    kind: str
-    namespace: str
-    name: str
-    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +79,6 @@ class Unread(Place):
 
     service: str | None
     why: str
-
-
-def place_of(kind: str, live: Mapping[str, Any]) -> Place:
-    """Return the identity of a namespaced object.
-
-    Raises:
-        Unreadable: its name or namespace cannot be read.
-    """
-    meta = required_map(live.get("metadata"), "metadata")
-    return Place(
-        kind=intern(str(kind)),
-        namespace=intern(required_name(meta.get("namespace"), "metadata.namespace")),
-        name=required_name(meta.get("name"), "metadata.name"),
-        version=version_of(live),
-    )
 
 
 def observe(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen | Unread:

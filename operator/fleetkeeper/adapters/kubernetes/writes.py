@@ -13,24 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
-from urllib.parse import urlencode
 
-from fleetkeeper.adapters.kubernetes.client import (
-    REQUEST_TIMEOUT_S,
-    Checkpoint,
-    KubernetesClient,
-)
-from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.resources import (
-    CHILDREN,
-    EVENT,
-    INFERENCE_SERVICE,
-    POD,
-    Resource,
-)
+from fleetkeeper.adapters.kubernetes.resources import CHILDREN, EVENT, INFERENCE_SERVICE, POD
 from fleetkeeper.api.names import ANNOTATION_DELETION_COST, FIELD_MANAGER
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.types import Kind
+from fleetkeeper_kube.client import REQUEST_TIMEOUT_S, Checkpoint, KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.resource import Resource
 
 APPLY: Final = "application/apply-patch+yaml"
 NO_VERSION: Final = "1"
@@ -180,9 +170,7 @@ class KubernetesWriter:
         }
         try:
             write = Write("delete", resource.kind, namespace, name)
-            await self._request(
-                "DELETE", resource.path(namespace, name), write, options, "application/json"
-            )
+            await self._request("DELETE", resource.path(namespace, name), write, options)
         except ApiError as problem:
             if problem.is_absent:
                 return False
@@ -193,7 +181,7 @@ class KubernetesWriter:
         """Post an event. A repeated post has no effect, because the caller sets the name."""
         write = Write("create", EVENT.kind, namespace, manifest["metadata"]["name"])
         try:
-            await self._request("POST", EVENT.path(namespace), write, manifest, "application/json")
+            await self._request("POST", EVENT.path(namespace), write, manifest)
         except ApiError as problem:
             if problem.reason != "AlreadyExists":
                 raise
@@ -208,15 +196,25 @@ class KubernetesWriter:
         force: bool,
         subresource: str = "",
     ) -> dict[str, Any]:
-        query = urlencode({"fieldManager": FIELD_MANAGER, "force": str(force).lower()})
-        path = f"{resource.path(namespace, name, subresource)}?{query}"
         kind = f"{resource.kind}/{subresource}" if subresource else resource.kind
         return await self._request(
-            "PATCH", path, Write("apply", kind, namespace, name), body, APPLY
+            "PATCH",
+            resource.path(namespace, name, subresource),
+            Write("apply", kind, namespace, name),
+            body,
+            APPLY,
+            params={"fieldManager": FIELD_MANAGER, "force": str(force).lower()},
         )
 
     async def _request(
-        self, method: str, path: str, write: Write, body: Mapping[str, Any], content_type: str
+        self,
+        method: str,
+        path: str,
+        write: Write,
+        body: Mapping[str, Any],
+        content_type: str = "application/json",
+        *,
+        params: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         turn = object()
 
@@ -230,6 +228,7 @@ class KubernetesWriter:
             answer = await self._client.request(
                 method,
                 path,
+                params=params,
                 body=body,
                 content_type=content_type,
                 before_send=before,

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from fleetkeeper.adapters.kubernetes.bounds import decoded
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.commands.pages import read_pages
+from fleetkeeper_kube.bounds import decoded
+from fleetkeeper_kube.errors import ApiError
 
 TIMEOUT_S: Final = 10.0
 """The wait for a connection, and for the next bytes."""

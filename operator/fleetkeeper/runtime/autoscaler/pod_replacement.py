@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.autoscale.rules.removal import Removal
@@ -16,6 +15,7 @@ from fleetkeeper.common.values import Manifest
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.errors import ApiError
 
 log = structlog.get_logger(__name__)
 

@@ -10,10 +10,7 @@ from typing import Final
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.pod_records import event_record
-from fleetkeeper.adapters.kubernetes.reading import as_map, maps
 from fleetkeeper.adapters.kubernetes.resources import EVENT, REPLICA_SET
 from fleetkeeper.api.names import engine_name
 from fleetkeeper.common.values import Manifest
@@ -32,6 +29,9 @@ from fleetkeeper.runtime.reconciler.update_slot import UpdateSlot
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.reading import as_map, maps
 
 log = structlog.get_logger(__name__)
 

@@ -7,15 +7,8 @@ from typing import Final, TypeGuard
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.reading import Unreadable, as_map, maps, text
 from fleetkeeper.adapters.kubernetes.records import Seen, Unread, observe
-from fleetkeeper.adapters.kubernetes.resources import (
-    CHILDREN,
-    POD,
-    resource_of,
-)
+from fleetkeeper.adapters.kubernetes.resources import CHILDREN, POD, resource_of
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper.common.values import Manifest
@@ -27,6 +20,9 @@ from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.reconciler.outcome import Outcome
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.reading import Unreadable, as_map, maps, text
 
 log = structlog.get_logger(__name__)
 

@@ -7,13 +7,13 @@ collector deletes the child with its pods.
 
 from __future__ import annotations
 
-from fleetkeeper.adapters.kubernetes.client import KubernetesClient
-from fleetkeeper.adapters.kubernetes.errors import ApiError
-from fleetkeeper.adapters.kubernetes.reading import as_map, version_of
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.reading import as_map, version_of
 
 
 class LiveServices:

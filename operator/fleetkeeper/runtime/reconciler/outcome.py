@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError, problem_of
+from fleetkeeper.adapters.kubernetes.refusals import problem_of
 from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.reconcile.plan import Action, Apply, Delete
 from fleetkeeper.reconcile.types import WriteFailure, WriteProblem
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper_kube.errors import ApiError
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.reading import Unreadable
-from fleetkeeper.adapters.kubernetes.records import Place, Seen, Unread, observe, place_of
+from fleetkeeper.adapters.kubernetes.records import Seen, Unread, observe
 from fleetkeeper.api.names import KIND
 from fleetkeeper.common.budget import Holding
 from fleetkeeper.reconcile.types import Child, Kind, Pod, Revision, UnreadableObject
@@ -26,6 +25,7 @@ from fleetkeeper.runtime.state.named import NamedObjects
 from fleetkeeper.runtime.state.service_entry import ServiceEntry, pack_service
 from fleetkeeper.runtime.state.tombstones import Tombstones
 from fleetkeeper.runtime.state.unread import UnreadObjects
+from fleetkeeper_kube.reading import Place, Unreadable, place_of
 
 log = structlog.get_logger(__name__)
 

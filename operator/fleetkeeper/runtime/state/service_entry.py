@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fleetkeeper.adapters.kubernetes.reading import UNREAD, as_map, text, version_of
 from fleetkeeper.api.names import UNWRITTEN_STATUS
 from fleetkeeper.common.values import Manifest
+from fleetkeeper_kube.reading import UNREAD, as_map, text, version_of
 
 LARGEST_SPEC_BYTES: Final = 32 * 1024
 """Limit of a spec as JSON. A usual one takes 1 to 4 KiB. The control loop keeps it parsed, which takes

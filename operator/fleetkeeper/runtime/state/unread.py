@@ -8,8 +8,9 @@ from typing import Final
 
 import structlog
 
-from fleetkeeper.adapters.kubernetes.records import Place, Unread
+from fleetkeeper.adapters.kubernetes.records import Unread
 from fleetkeeper.runtime.queue import Key
+from fleetkeeper_kube.reading import Place
 
 log = structlog.get_logger(__name__)
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError
 from fleetkeeper.adapters.kubernetes.lease import LeaseLost
-from fleetkeeper.adapters.kubernetes.resources import Resource
 from fleetkeeper.common.values import Event
 from fleetkeeper.reconcile.plan import Apply, Delete, MarkPod, Plan
 from fleetkeeper.reconcile.types import Kind, WriteFailure, WriteProblem
@@ -20,6 +18,8 @@ from fleetkeeper.runtime.reconciler.executor import Executor
 from fleetkeeper.runtime.reconciler.outcome import Outcome
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.resource import Resource
 from tests.support.contained import new_defects
 
 Live = dict[str, Any]

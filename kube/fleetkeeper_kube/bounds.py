@@ -13,10 +13,8 @@ import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
-from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer
-from fleetkeeper.adapters.kubernetes.reading import stand_in
-from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper.common.values import Manifest
+from fleetkeeper_kube.errors import BrokenAnswer, NotTaken
+from fleetkeeper_kube.reading import Live, stand_in
 
 if TYPE_CHECKING:
     import aiohttp
@@ -42,9 +40,9 @@ _CUSTOM: Final = re.compile(
     rb'(?:"ownerReferences":\[(?:[^\]"]|"(?:[^"\\]|\\.)*")*\],)?'
     rb'"resourceVersion":"(\d{1,19})",(?:"selfLink":"[^"\\]*",)?"uid":"([^"\\]{1,64})"\}'
 )
-_LABEL: Final = re.compile(
-    rb'"labels":\{[^}\\]{0,16384}?"' + re.escape(LABEL_SERVICE.encode()) + rb'":"([^"\\]{1,63})"'
-)
+_LABEL_TEXT: Final = rb'"([^"\\]{1,317})":"([^"\\]{0,63})"'
+_LABEL: Final = re.compile(_LABEL_TEXT)
+_LABELS: Final = re.compile(rb'"labels":\{((?:' + _LABEL_TEXT + rb",?)+)")
 _LIST: Final = re.compile(
     rb'"metadata":\{"resourceVersion":"(\d{1,19})"(?:,"continue":"([^"\\]*)")?[^{}]*\},"items":\['
 )
@@ -54,17 +52,6 @@ _CUSTOM_LIST: Final = re.compile(
 )
 _ITEMS: Final = re.compile(rb'"items":\[')
 _EVENT: Final = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)","object":')
-
-
-class NotTaken(ApiError):
-    """A response that is too large, or that is JSON but cannot be decoded.
-
-    `content` is the part that was read.
-    """
-
-    def __init__(self, reason: str, message: str, content: bytes) -> None:
-        super().__init__(0, reason, message)
-        self.content = content
 
 
 def decoded(content: bytes) -> dict[str, Any]:
@@ -85,24 +72,23 @@ def decoded(content: bytes) -> dict[str, Any]:
     return value
 
 
-async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of a response.
+async def read_start(content: aiohttp.StreamReader, limit: int) -> bytes:
+    """Return at most `limit` bytes of a body; the rest is not read."""
+    found = bytearray()
+    async for chunk in content.iter_any():
+        found += chunk
+        if len(found) >= limit:
+            break
+    return bytes(found[:limit])
+
+
+async def read_bounded(content: aiohttp.StreamReader) -> bytes:
+    """Return a body.
 
     Raises:
-        NotTaken: it is larger than `ANSWER_BYTES`; the rest is not read.
+        NotTaken: it is larger than `ANSWER_BYTES`.
     """
-    content = bytearray()
-    try:
-        async for chunk in response.content.iter_any():
-            content += chunk
-            if len(content) > ANSWER_BYTES:
-                break
-    finally:
-        if response.content.at_eof():
-            response.release()
-        else:
-            response.close()
-    return whole(bytes(content))
+    return whole(await read_start(content, ANSWER_BYTES + 1))
 
 
 async def bounded_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -164,7 +150,7 @@ def page_of_one(problem: NotTaken) -> dict[str, Any]:
     return {"metadata": metadata, "items": [live]}
 
 
-def page_metadata(problem: NotTaken) -> Manifest | None:
+def page_metadata(problem: NotTaken) -> Live | None:
     """Return the metadata of a list that was not read; None if it cannot be found."""
     if found := _LIST.search(problem.content, 0, LIST_HEAD_BYTES):
         version, following = found[1], found[2]
@@ -177,7 +163,7 @@ def page_metadata(problem: NotTaken) -> Manifest | None:
     return {"resourceVersion": version.decode(), "continue": (following or b"").decode()}
 
 
-def _stand_in_of(problem: NotTaken, start: int) -> Manifest | None:
+def _stand_in_of(problem: NotTaken, start: int) -> Live | None:
     """Return the stand-in for the object that begins at `start`; None if its metadata is not found.
 
     Whoever may write an object can put text into its managedFields that looks like the metadata of
@@ -194,9 +180,12 @@ def _stand_in_of(problem: NotTaken, start: int) -> Manifest | None:
     live = stand_in(
         problem.message, name=name, namespace=namespace, uid=uid, resourceVersion=version
     )
-    label = _LABEL.search(problem.content, found.end(), found.end() + LIST_HEAD_BYTES)
-    if label is not None:
-        live["metadata"]["labels"] = {LABEL_SERVICE: label[1].decode(errors="replace")}
+    labels = _LABELS.search(problem.content, found.end(), found.end() + LIST_HEAD_BYTES)
+    if labels is not None:
+        live["metadata"]["labels"] = {
+            name.decode(errors="replace"): value.decode(errors="replace")
+            for name, value in _LABEL.findall(labels[1])
+        }
     return live
 
 

@@ -23,56 +23,77 @@ class Credentials:
     """The address of an API server, and how we prove who we are.
 
     The kubelet replaces a ServiceAccount's token about every hour, and the CA when the cluster's is
-    rotated. So both are read again for each request; requests are rare.
+    rotated. So both are checked for each request, and read again when they were replaced.
     """
 
     url: str
     ca_file: Path | None = None
     token_file: Path | None = None
-    token: str | None = field(default=None, repr=False)
+    authorization: str = field(default="", repr=False)
+    """The Authorization header, if there is no `token_file`."""
     context: ssl.SSLContext | None = field(default=None, repr=False)
+    server_name: str | None = None
+    """The name in the server's certificate, if the address has another one."""
+    proxy: str | None = None
     _trusted: str = field(default="", repr=False)
+    _files: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict, repr=False)
+    """The inode and the time of change of each file, and its text."""
 
     def headers(self) -> dict[str, str]:
         """Return the headers that identify us.
 
         Raises:
-            OSError: the token's file cannot be read.
+            OSError: the token's file cannot be read, or is empty.
         """
-        token = self.token_file.read_text().strip() if self.token_file else self.token
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        if self.token_file is not None:
+            return {"Authorization": f"Bearer {self._content(self.token_file)}"}
+        return {"Authorization": self.authorization} if self.authorization else {}
 
     def tls(self) -> ssl.SSLContext | bool:
         """Return the TLS settings for the server, or True for the defaults.
 
         Raises:
-            OSError: the CA's file cannot be read.
+            OSError: the CA's file cannot be read, or is empty.
         """
         if self.ca_file is not None:
-            trusted = self.ca_file.read_text()
+            trusted = self._content(self.ca_file)
             if trusted != self._trusted:
                 self.context = ssl.create_default_context(cadata=trusted)
                 self._trusted = trusted
         return self.context or True
 
+    def _content(self, path: Path) -> str:
+        """Return the text of a file. An empty CA would mean to trust those of the system.
 
-def load_credentials(kubeconfig: Path | None) -> Credentials:
-    """Return credentials from a kubeconfig in JSON, or the pod's ServiceAccount if it is None.
+        Raises:
+            OSError: the file cannot be read, or is empty.
+        """
+        found = path.stat()
+        mark = found.st_ino, found.st_mtime_ns
+        if self._files.get(path, (None, ""))[0] != mark:
+            self._files[path] = mark, path.read_text(encoding="utf-8").strip()
+        text = self._files[path][1]
+        if not text:
+            raise OSError(f"{path} is empty")
+        return text
+
+
+def pod_credentials(setting: str) -> Credentials:
+    """Return the credentials of the pod's ServiceAccount.
+
+    Args:
+        setting: the variable with which a user names a kubeconfig instead.
 
     Raises:
         NoCredentials: they cannot be loaded.
     """
-    return _of_pod() if kubeconfig is None else _of_kubeconfig(kubeconfig)
-
-
-def _of_pod() -> Credentials:
     host, port = (
         os.environ.get("KUBERNETES_SERVICE_HOST"),
         os.environ.get("KUBERNETES_SERVICE_PORT"),
     )
     if not host or not port:
         raise NoCredentials(
-            "not in a pod (no KUBERNETES_SERVICE_HOST); set FLEETKEEPER_GATEWAY_KUBECONFIG to a kubeconfig"
+            f"not in a pod (no KUBERNETES_SERVICE_HOST); set {setting} to a kubeconfig"
         )
     found = Credentials(
         f"https://{f'[{host}]' if ':' in host else host}:{port}",
@@ -82,7 +103,7 @@ def _of_pod() -> Credentials:
     try:
         found.headers()
         found.tls()
-    except (OSError, ssl.SSLError) as problem:
+    except (OSError, ValueError) as problem:
         raise NoCredentials(
             f"cannot use the pod's ServiceAccount in {ACCOUNT}: {problem}; "
             "set automountServiceAccountToken of the pod to true"
@@ -90,7 +111,12 @@ def _of_pod() -> Credentials:
     return found
 
 
-def _of_kubeconfig(path: Path) -> Credentials:
+def json_credentials(path: Path) -> Credentials:
+    """Return the credentials in a kubeconfig in JSON that needs no other file and no program.
+
+    Raises:
+        NoCredentials: they cannot be loaded.
+    """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
@@ -103,7 +129,9 @@ def _of_kubeconfig(path: Path) -> Credentials:
         context = _named(config["contexts"], config["current-context"])["context"]
         cluster = _named(config["clusters"], context["cluster"])["cluster"]
         user = _named(config["users"], context["user"])["user"] or {}
-        found = Credentials(cluster["server"].rstrip("/"), token=user.get("token"))
+        found = Credentials(cluster["server"].rstrip("/"))
+        if user.get("token"):
+            found.authorization = f"Bearer {user['token']}"
         authority = cluster.get("certificate-authority-data")
         if authority:
             found.context = ssl.create_default_context(cadata=_decoded(authority))

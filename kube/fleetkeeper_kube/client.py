@@ -1,109 +1,123 @@
 """HTTP client of the API server: one session, reused connections, few in flight, bounded waits.
 
 Only two failures are retried here: a request on a kept-alive connection that the server had closed, and
-429 after the number of seconds in the response. All other failures go to the caller, whose queue backs
-off: the retries of two layers would multiply.
+429 after the number of seconds in the response. All other failures go to the caller, which backs off:
+the retries of two layers would multiply.
 
 A 429 pauses the whole client: the server asked for fewer requests, so all others wait too, without
-taking a slot. Requests that must not wait (for the lease) use a separate client.
+taking a slot. Requests that must not wait use a separate client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final, Protocol
-from urllib.parse import urlencode
+from types import TracebackType
+from typing import Any, Final, Self
 
 import aiohttp
-from kubernetes.aio.client.api_client import ApiClient
-from kubernetes.aio.client.configuration import Configuration
 
-from fleetkeeper.adapters.kubernetes.bounds import (
+from fleetkeeper_kube.bounds import (
     ANSWER_BYTES,
     FIRST_PAGE,
     GROWTH,
-    NotTaken,
     bounded_lines,
     decoded,
     next_limit,
     page_of_one,
     read_bounded,
+    read_start,
 )
-from fleetkeeper.adapters.kubernetes.errors import (
-    ApiError,
-    BrokenAnswer,
-    parse_failure,
-    problem_of,
-)
-from fleetkeeper.adapters.kubernetes.reading import as_map, maps, stand_in, text
-from fleetkeeper.adapters.kubernetes.resources import Resource
-from fleetkeeper.adapters.kubernetes.slots import RequestSlots
-from fleetkeeper.reconcile.types import WriteProblem
+from fleetkeeper_kube.credentials import Credentials
+from fleetkeeper_kube.errors import ApiError, BrokenAnswer, NotTaken, parse_failure
+from fleetkeeper_kube.reading import as_map, maps, stand_in, text
+from fleetkeeper_kube.resource import Resource
+from fleetkeeper_kube.slots import RequestSlots
 
 REQUEST_TIMEOUT_S: Final = 4.0
-"""Together with the renewal deadline of 10 s: a write is applied within 14 s of a renewal, or never."""
+"""With the leader's renewal deadline of 10 s: a write is applied within 14 s of a renewal, or never."""
 LIST_TIMEOUT_S: Final = 30.0
 IN_FLIGHT: Final = 24
 """Concurrent requests. Comparable operators are slow with one worker or 20 requests a second."""
+FAILURE_BYTES: Final = 64 * 1024
+"""Bytes read of a response other than 2xx."""
 CONTINUE_LIMIT: Final = 16 * 1024
 RETRIES_429: Final = 3
 CONNECT_TIMEOUT_S: Final = 4.0
 USER_AGENT: Final = "fleetkeeper"
+PAGE: Final = 200
+"""Objects in a page of a list, at most."""
 
 Checkpoint = Callable[[], None]
 """Called just before each sending of a request, retries included; raises to prevent it."""
 
 
-class AnswerObserver(Protocol):
-    """A function that is called when the status line of a response arrived: the server is done."""
-
-    def __call__(self) -> None:
-        """Handle a response whose headers have arrived, but not its body."""
-
-
 class KubernetesClient:
-    """A client of one API server. The tasks of one event loop can share it."""
+    """A client of one API server. The tasks of one event loop can share it.
+
+    Use it as an async context manager.
+    """
 
     def __init__(
         self,
-        configuration: Configuration,
+        credentials: Credentials,
         *,
+        user_agent: str = USER_AGENT,
         in_flight: int = IN_FLIGHT,
         retries_429: int = RETRIES_429,
     ) -> None:
         """With `retries_429=0` a 429 is raised at once and does not pause other requests."""
-        self._api = ApiClient(configuration)
-        self._api.user_agent = USER_AGENT
+        self._credentials = credentials
+        self._user_agent = user_agent
+        self._session: aiohttp.ClientSession | None = None
         self._slots = RequestSlots(in_flight)
         self._retries_429 = retries_429
         self.on_date: Callable[[str], None] | None = None
         """Called with the `Date` header of every response: the API server's time."""
 
-    async def close(self) -> None:
+    async def __aenter__(self) -> Self:
+        """Open the session. A watch holds a connection, so their number has no limit."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            # Otherwise aiohttp reads ~/.netrc and the environment for every request, each in a thread.
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Close all connections."""
-        await self._api.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def request(
         self,
         method: str,
         path: str,
         *,
-        params: dict[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
         timeout_s: float = REQUEST_TIMEOUT_S,
         before_send: Checkpoint | None = None,
-        on_answer: AnswerObserver | None = None,
+        on_answer: Callable[[], None] | None = None,
         on_size: Callable[[int], None] | None = None,
     ) -> dict[str, Any]:
         """Send a request and return the decoded response.
 
+        `on_answer` is called when the status line has arrived: the server is done.
+
         Raises:
             ApiError: the server refused, or there was no usable response (status 0).
         """
-        url = self._url(path, params)
+        content = None if body is None else (json.dumps(body).encode(), content_type)
         limited = 0
         reset = False
         while True:
@@ -113,9 +127,9 @@ class KubernetesClient:
                         before_send()
                     return await self._once(
                         method,
-                        url,
-                        body=body,
-                        content_type=content_type,
+                        path,
+                        params=params,
+                        content=content,
                         timeout_s=timeout_s,
                         on_answer=on_answer,
                         on_size=on_size,
@@ -135,42 +149,37 @@ class KubernetesClient:
     async def _once(
         self,
         method: str,
-        url: str,
+        path: str,
         *,
-        body: Mapping[str, Any] | None,
-        content_type: str,
+        params: Mapping[str, str] | None,
+        content: tuple[bytes, str] | None,
         timeout_s: float,
-        on_answer: AnswerObserver | None,
+        on_answer: Callable[[], None] | None,
         on_size: Callable[[int], None] | None,
     ) -> dict[str, Any]:
+        what = f"{method} {path}"
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._api.call_api(
-                    method,
-                    url,
-                    header_params=await self._headers(content_type),
-                    body=body,
-                    _request_timeout=aiohttp.ClientTimeout(total=timeout_s),
-                )
+            async with (
+                asyncio.timeout(timeout_s),
+                self._opened(method, path, params, content) as response,
+            ):
                 if on_answer is not None:
                     on_answer()
-                date = answer.getheader("Date")
+                date = response.headers.get("Date")
                 if date and self.on_date is not None:
                     self.on_date(date)
-                content = await read_bounded(answer.response)
-                if on_size is not None:
-                    on_size(len(content))
+                if not 200 <= response.status <= 299:
+                    raise await _failure(response)
+                answer = await read_bounded(response.content)
         except TimeoutError as problem:
-            raise ApiError(
-                0, "Timeout", f"no response to {method} {url} in {timeout_s} s"
-            ) from problem
+            raise ApiError(0, "Timeout", f"no response to {what} in {timeout_s:g} s") from problem
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as problem:
-            raise _StaleConnection(f"{method} {url}: {problem}") from problem
-        except aiohttp.ClientError as problem:
-            raise BrokenAnswer(f"{method} {url}: {problem}") from problem
-        if not 200 <= answer.status <= 299:
-            raise parse_failure(answer.status, content, answer.getheader("Retry-After"))
-        return decoded(content)
+            raise _StaleConnection(f"{what}: {problem}") from problem
+        except (aiohttp.ClientError, OSError) as problem:
+            raise BrokenAnswer(f"{what}: {problem}") from problem
+        if on_size is not None:
+            on_size(len(answer))
+        return decoded(answer)
 
     async def read(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
         """Return an object; None if it does not exist, a stand-in if it is too large to be read.
@@ -194,7 +203,7 @@ class KubernetesClient:
         *,
         selector: str = "",
         field_selector: str = "",
-        page_size: int = 200,
+        page_size: int = PAGE,
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the pages of a list, one at a time; a page is freed before the next is read.
 
@@ -257,55 +266,81 @@ class KubernetesClient:
         }
         if selector:
             params["labelSelector"] = selector
-        url = self._url(resource.path(namespace), params)
-        answer = None
         await self._slots.pause_over()
         try:
-            async with asyncio.timeout(LIST_TIMEOUT_S):
-                answer = await self._api.call_api(
-                    "GET",
-                    url,
-                    header_params=await self._headers("application/json"),
-                    _request_timeout=aiohttp.ClientTimeout(
-                        total=None, sock_connect=CONNECT_TIMEOUT_S
-                    ),
-                )
-                if answer.status != 200:
-                    refused = parse_failure(
-                        answer.status,
-                        await read_bounded(answer.response),
-                        answer.getheader("Retry-After"),
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(LIST_TIMEOUT_S):
+                    response = await stack.enter_async_context(
+                        self._opened("GET", resource.path(namespace), params)
                     )
-                    raise refused
-            yield bounded_lines(answer.response.content)
+                    if response.status != 200:
+                        raise await _failure(response)
+                yield bounded_lines(response.content)
         except TimeoutError as problem:
             raise ApiError(
                 0, "Timeout", f"no response to a watch of {resource.plural}"
             ) from problem
-        except aiohttp.ClientError as problem:
+        except (aiohttp.ClientError, OSError) as problem:
             raise ApiError(0, "WatchCut", f"watch of {resource.plural}: {problem}") from problem
-        finally:
-            if answer is not None:
-                connection = answer.response.connection
-                if connection is not None and connection.transport is not None:
-                    # To close would wait for the server's end of TLS, after the session is closed, too.
-                    connection.transport.abort()
-                answer.response.close()
 
-    def _url(self, path: str, params: dict[str, str] | None) -> str:
-        query = f"?{urlencode(params)}" if params else ""
-        return f"{self._api.configuration.host}{path}{query}"
+    @contextlib.asynccontextmanager
+    async def _opened(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        content: tuple[bytes, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request once and return the response, of any status.
 
-    async def _headers(self, content_type: str) -> dict[str, str]:
-        """Return new headers for each request: the client refreshes the service account token here."""
+        Raises:
+            ApiError: our credentials cannot be read.
+        """
+        assert self._session is not None, "use the client as an async context manager"  # noqa: S101
+        try:
+            identity, tls = self._credentials.headers(), self._credentials.tls()
+        except OSError as problem:
+            raise ApiError(0, "NoCredentials", f"{method} {path}: {problem}") from problem
         headers = {
             "Accept": "application/json",
             "Accept-Encoding": "identity",  # compressing a long list costs both sides more than it saves
-            "Content-Type": content_type,
-            "User-Agent": self._api.user_agent,
+            "User-Agent": self._user_agent,
+            **identity,
         }
-        await self._api.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
-        return headers
+        if content is not None:
+            headers["Content-Type"] = content[1]
+        async with self._session.request(
+            method,
+            f"{self._credentials.url}{path}",
+            params=params,
+            data=None if content is None else content[0],
+            headers=headers,
+            ssl=tls,
+            server_hostname=self._credentials.server_name,
+            proxy=self._credentials.proxy,
+            allow_redirects=False,  # another server must not get the token
+        ) as response:
+            try:
+                yield response
+            finally:
+                if not response.content.at_eof():
+                    _abort(response)
+
+
+async def _failure(response: aiohttp.ClientResponse) -> ApiError:
+    """Return the error for a response other than 2xx."""
+    body = await read_start(response.content, FAILURE_BYTES)
+    return parse_failure(response.status, body, response.headers.get("Retry-After"))
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """Close the connection of a response that was not read to its end.
+
+    A watch has no end. An orderly end of TLS would wait for the server, beyond the end of the loop.
+    """
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
 
 
 def _is_overload(problem: ApiError) -> bool:
@@ -313,7 +348,7 @@ def _is_overload(problem: ApiError) -> bool:
 
     A 429 from a webhook concerns one object and must not pause the requests for all others.
     """
-    return problem.status == 429 and problem_of(problem) is not WriteProblem.ADMISSION
+    return problem.status == 429 and not problem.is_from_admission
 
 
 class _StaleConnection(Exception):

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from sys import intern
 from typing import Any, Final
 
-from fleetkeeper.common.values import Manifest
+Live = dict[str, Any]
+"""An object of Kubernetes, decoded."""
 
 TEXT_LIMIT: Final = 256
 """Characters kept of names, hashes, reasons and similar texts: Kubernetes' own are at most 253."""
@@ -21,14 +24,38 @@ LARGEST_COUNT: Final = 2**63 - 1
 UNREAD: Final = "fleetkeeper.io/unread"
 """The top-level field that marks a stand-in for an object that was not read. No object has it."""
 _DIGITS: Final = re.compile(r"[0-9]{1,19}")
-_COST: Final = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 class Unreadable(ValueError):
     """An unreadable field without a default; the message says which."""
 
 
-def stand_in(why: str, **metadata: str) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The identity and the version of an object that was seen."""
+
+    kind: str
+    namespace: str
+    name: str
+    version: int
+
+
+def place_of(kind: str, live: Mapping[str, Any]) -> Place:
+    """Return the identity of a namespaced object.
+
+    Raises:
+        Unreadable: its name or namespace cannot be read.
+    """
+    meta = required_map(live.get("metadata"), "metadata")
+    return Place(
+        kind=intern(str(kind)),
+        namespace=intern(required_name(meta.get("namespace"), "metadata.namespace")),
+        name=required_name(meta.get("name"), "metadata.name"),
+        version=version_of(live),
+    )
+
+
+def stand_in(why: str, **metadata: str) -> Live:
     """Return the stand-in for an object that was not read, with its known metadata."""
     return {"metadata": metadata, UNREAD: why}
 
@@ -82,12 +109,6 @@ def digits(value: object) -> int:
     """Return the number in a string of ASCII digits; 0 for anything else, even other digits."""
     text = value if isinstance(value, str) else ""
     return int(text) if _DIGITS.fullmatch(text) else 0
-
-
-def cost(annotation: object) -> int:
-    """Return a pod's deletion cost; 0 if it is not a number or has more than nine digits."""
-    text = annotation if isinstance(annotation, str) else ""
-    return int(text) if _COST.fullmatch(text) else 0
 
 
 def count(value: object) -> int:

@@ -1,26 +1,20 @@
-"""Requests against a server on loopback that does what no real API server can be told to do."""
+"""Requests against a server on loopback that does what no real API server can be made to do."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from fleetkeeper.adapters.kubernetes.credentials import load_configuration
-from fleetkeeper.adapters.kubernetes.errors import ApiError, BrokenAnswer
-from fleetkeeper.adapters.kubernetes.lease import LeaseLost
-from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE
-from fleetkeeper.adapters.kubernetes.writes import (
-    ADDRESSES_IN_FLIGHT,
-    KubernetesWriter,
-    Write,
-    WritePoint,
-)
-from fleetkeeper.reconcile.types import Kind
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.credentials import Credentials
+from fleetkeeper_kube.errors import ApiError, BrokenAnswer
+from fleetkeeper_kube.resource import Resource
 from tests.support.loopback_api import served
+
+THING = Resource("Thing", "things", "v1", "example.com")
 
 
 async def test_429_is_tried_again_after_the_seconds_it_names() -> None:
@@ -141,72 +135,6 @@ async def test_half_a_body_is_a_broken_answer() -> None:
     assert caught.value.status == 0
 
 
-async def test_the_fence_is_asked_before_each_send() -> None:
-    """Also before a retry: the lease may have run out while the server asked us to wait."""
-    asked = 0
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(status=429, headers={"Retry-After": "0"})
-
-    def fence() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
-            raise LeaseLost("too old")
-
-    async with served(handler) as client:
-        writer = KubernetesWriter(client, fence=fence)
-        with pytest.raises(LeaseLost):
-            await writer.apply_status("a", "chat", {}, uid="u1", resource_version="3")
-    assert asked == 2
-
-
-async def test_the_hook_sees_each_write_at_three_points() -> None:
-    seen: list[tuple[WritePoint, Write]] = []
-    bodies: list[object] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        bodies.append((request.method, request.path_qs, await request.json()))
-        return web.json_response({"metadata": {}})
-
-    async with served(handler) as client:
-        writer = KubernetesWriter(
-            client, fence=lambda: None, hook=lambda point, write: seen.append((point, write))
-        )
-        manifest = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"namespace": "a", "name": "chat-fk-control"},
-        }
-        await writer.apply_child(
-            CHILDREN[Kind.CONFIG_MAP], manifest, force=False, resource_version="7"
-        )
-    write = Write("apply", "ConfigMap", "a", "chat-fk-control")
-    assert seen == [(point, write) for point in WritePoint]
-    (sent,) = bodies
-    assert sent == (
-        "PATCH",
-        "/api/v1/namespaces/a/configmaps/chat-fk-control?fieldManager=fleetkeeper&force=false",
-        {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": "7"}},  # type: ignore[dict-item]
-    )
-
-
-async def test_a_delete_names_the_very_object_and_is_content_when_it_is_gone() -> None:
-    bodies: list[dict[str, object]] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        bodies.append(await request.json())
-        return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
-
-    async with served(handler) as client:
-        writer = KubernetesWriter(client, fence=lambda: None)
-        gone = await writer.delete(
-            CHILDREN[Kind.SERVICE], "a", "chat", uid="u1", resource_version="9"
-        )
-    assert gone is False
-    assert bodies[0]["preconditions"] == {"uid": "u1", "resourceVersion": "9"}
-
-
 async def test_pages_follow_until_the_last() -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.query["limit"] == "2"
@@ -216,9 +144,7 @@ async def test_pages_follow_until_the_last() -> None:
         return web.json_response({"metadata": {"resourceVersion": "5"}, "items": [3]})
 
     async with served(handler) as client:
-        pages = [
-            page["items"] async for page in client.list_pages(INFERENCE_SERVICE, None, page_size=2)
-        ]
+        pages = [page["items"] async for page in client.list_pages(THING, None, page_size=2)]
     assert pages == [[1, 2], [3]]
 
 
@@ -234,7 +160,7 @@ async def test_a_watch_gives_whole_lines_up_to_the_bound_of_an_answer() -> None:
 
     async with (
         served(handler) as client,
-        client.watch(INFERENCE_SERVICE, "a", resource_version="1", server_timeout_s=10) as lines,
+        client.watch(THING, "a", resource_version="1", server_timeout_s=10) as lines,
     ):
         assert [line async for line in lines] == [b'{"a":1}', b'{"b":2}', long]
 
@@ -245,9 +171,7 @@ async def test_a_refused_watch_is_told() -> None:
 
     async with served(handler) as client:
         with pytest.raises(ApiError) as caught:
-            async with client.watch(
-                INFERENCE_SERVICE, "a", resource_version="1", server_timeout_s=10
-            ):
+            async with client.watch(THING, "a", resource_version="1", server_timeout_s=10):
                 pass
     assert caught.value.is_expired
 
@@ -268,65 +192,40 @@ async def test_no_more_requests_than_slots_are_in_flight() -> None:
     assert peak == 8
 
 
-@pytest.mark.parametrize(
-    ("environment", "proxy"),
-    [
-        ({}, None),
-        ({"https_proxy": "http://proxy:3128"}, "http://proxy:3128"),
-        ({"https_proxy": "http://proxy:3128", "no_proxy": "api.example"}, None),
-        ({"http_proxy": "http://proxy:3128"}, None),
-    ],
-    ids=["none", "a proxy", "excepted", "another scheme"],
-)
-async def test_the_environment_is_asked_for_a_proxy_once_at_the_start(
-    environment: dict[str, str],
-    proxy: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And never again: for each request it would cost two threads, and ~/.netrc could name a user."""
-    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    file = tmp_path / "kubeconfig"
-    file.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "a",
-                "clusters": [{"name": "a", "cluster": {"server": "https://api.example:6443"}}],
-                "users": [{"name": "a", "user": {"token": "t"}}],
-                "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-            }
-        )
-    )
-    configuration = await load_configuration(file)
-    assert configuration.proxy == proxy
-    assert configuration.client_session_kwargs == {"trust_env": False}
-
-
-async def test_few_services_are_created_at_a_time() -> None:
-    """Their addresses are allotted one by one: the others wait here, where no time-out runs."""
-    under_way = most = 0
+async def test_a_redirect_is_not_followed() -> None:
+    """Another server must not get the token."""
+    paths: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        await asyncio.sleep(0.02)
-        under_way -= 1
-        return web.json_response({"metadata": {"name": request.path.rpartition("/")[2]}})
+        paths.append(request.path)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
 
-    service = CHILDREN[Kind.SERVICE]
     async with served(handler) as client:
-        writer = KubernetesWriter(client, fence=lambda: None)
-        await asyncio.gather(
-            *(
-                writer.create_child(service, {"metadata": {"namespace": "a", "name": f"s{n}"}})
-                for n in range(3 * ADDRESSES_IN_FLIGHT)
-            )
-        )
-    assert most == ADDRESSES_IN_FLIGHT
+        with pytest.raises(ApiError) as caught:
+            await client.request("GET", "/x")
+        with pytest.raises(ApiError):
+            async with client.watch(THING, "a", resource_version="1", server_timeout_s=10):
+                pass
+    assert caught.value.status == 307
+    assert paths == ["/x", THING.path("a")]
+
+
+async def test_a_refusal_of_any_size_keeps_its_status() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=403, body=b"x" * 5_000_000)
+
+    async with served(handler) as client:
+        with pytest.raises(ApiError) as caught:
+            await client.request("GET", "/x")
+    assert (caught.value.status, caught.value.reason) == (403, "NotKubernetes")
+
+
+async def test_credentials_that_cannot_be_read_are_a_failure_of_the_request(
+    tmp_path: Path,
+) -> None:
+    """The kubelet may replace them at this moment; the caller tries again."""
+    credentials = Credentials("http://127.0.0.1:1", token_file=tmp_path / "token")
+    async with KubernetesClient(credentials) as client:
+        with pytest.raises(ApiError, match="NoCredentials") as caught:
+            await client.request("GET", "/x")
+    assert caught.value.is_transient
