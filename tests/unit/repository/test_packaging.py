@@ -15,6 +15,7 @@ import yaml
 from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper.console.server import PAGES
 from fleetkeeper_contract.version import VERSION
+from setup import WORKSPACE
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLIC_REGISTRY = {"https://pypi.org/simple"}
@@ -74,6 +75,15 @@ def test_the_operator_needs_neither_the_engine_nor_the_local_cluster() -> None:
     assert ours == {"fleetkeeper-contract", "fleetkeeper-kube"}
     contract = tomllib.loads((ROOT / "contract/pyproject.toml").read_text())["project"]
     assert contract["dependencies"] == []
+
+
+def test_the_installer_knows_every_distribution() -> None:
+    workspace = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]
+    projects = [
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["name"]
+        for folder in (".", *workspace["members"])
+    ]
+    assert sorted(projects) == sorted(WORKSPACE)
 
 
 def test_access_to_kubernetes_brings_no_client_of_kubernetes_into_the_gateway() -> None:
