@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field, model_validator
 
-from fleetkeeper.api.base import Quantity
+from fleetkeeper.api.base import Quantity, Section
 from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper.api.profiles.metadata_names import DEFAULT_ALLOWED
 from fleetkeeper.api.profiles.profile import ProfileCatalog
@@ -23,14 +22,6 @@ from fleetkeeper_contract.version import VERSION
 
 EMPTY_KEYS = '{"keys":[]}'
 """A JWKS without a key: engines serve requests and refuse every limits request."""
-
-
-class Section(BaseModel):
-    """A group of settings: camelCase in files, snake_case in code, no unknown keys."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
-    )
 
 
 class NetworkPeer(Section):

@@ -31,14 +31,9 @@ from pydantic_settings import (
 from fleetkeeper.adapters.kubernetes.lease import MAX_DURATION_S
 from fleetkeeper.adapters.prometheus.queries import parse_selector
 from fleetkeeper.adapters.prometheus.session import parse_address
+from fleetkeeper.api.base import Section
 from fleetkeeper.api.profiles.metadata_names import DEFAULT_ALLOWED
-from fleetkeeper.reconcile.context import (
-    NetworkPeer,
-    NetworkRule,
-    PodSecurity,
-    RouterSettings,
-    Section,
-)
+from fleetkeeper.reconcile.context import NetworkPeer, NetworkRule, PodSecurity, RouterSettings
 
 ENV_CONFIG: Final = "FLEETKEEPER_CONFIG"
 ENV_PREFIX: Final = "FLEETKEEPER_"
