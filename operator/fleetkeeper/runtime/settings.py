@@ -29,8 +29,8 @@ from pydantic_settings import (
 )
 
 from fleetkeeper.adapters.kubernetes.lease import MAX_DURATION_S
+from fleetkeeper.adapters.prometheus.address import parse_address
 from fleetkeeper.adapters.prometheus.queries import parse_selector
-from fleetkeeper.adapters.prometheus.session import parse_address
 from fleetkeeper.api.base import Section
 from fleetkeeper.api.profiles.metadata_names import DEFAULT_ALLOWED
 from fleetkeeper.reconcile.context import NetworkPeer, NetworkRule, PodSecurity, RouterSettings

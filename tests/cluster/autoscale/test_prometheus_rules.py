@@ -207,7 +207,7 @@ async def until_none(world: World, prometheus: Prometheus) -> None:
 
 async def test_real_samples_become_signals(world: World) -> None:
     """All pods, all metrics, real scrape times; rates agree with what was sent; outages are errors and end."""
-    prometheus = Prometheus(PrometheusSettings(world.url, deadline_s=20.0), time.monotonic)
+    prometheus = Prometheus(PrometheusSettings(world.url, deadline_s=20.0))
     try:
         got = await until_complete(world, prometheus)
         for service in SERVICES:
@@ -225,7 +225,7 @@ async def test_real_samples_become_signals(world: World) -> None:
         await until_complete(world, prometheus)
         await frozen_and_back(world, prometheus)
     finally:
-        prometheus.close()
+        await prometheus.close()
 
 
 async def test_real_backlogs_have_their_scrape_time_and_end(world: World) -> None:
@@ -235,7 +235,7 @@ async def test_real_backlogs_have_their_scrape_time_and_end(world: World) -> Non
     )
     other = PrometheusSettings(world.url, deadline_s=20.0, batch_selector='namespace="team-b"')
     pods = {(namespace, pod): EDGES for pod, (namespace, _) in world.services.items()}
-    prometheus, elsewhere = (Prometheus(one, time.monotonic) for one in (ours, other))
+    prometheus, elsewhere = (Prometheus(one) for one in (ours, other))
     deadline = time.monotonic() + 60
     try:
         await until_complete(world, prometheus)
@@ -254,8 +254,8 @@ async def test_real_backlogs_have_their_scrape_time_and_end(world: World) -> Non
             assert time.monotonic() < deadline, "the series did not end"
             await asyncio.sleep(0.3)
     finally:
-        prometheus.close()
-        elsewhere.close()
+        await prometheus.close()
+        await elsewhere.close()
 
 
 async def signals_agree(world: World, prometheus: Prometheus) -> None:
@@ -297,10 +297,10 @@ async def frozen_and_back(world: World, prometheus: Prometheus) -> None:
     """SIGSTOP is an error within the deadline; after SIGCONT samples come again."""
     assert world.process is not None
     os.kill(world.process.pid, signal.SIGSTOP)
-    short = Prometheus(PrometheusSettings(world.url, deadline_s=1.0), time.monotonic)
+    short = Prometheus(PrometheusSettings(world.url, deadline_s=1.0))
     with pytest.raises(PrometheusError):
         async with asyncio.timeout(60):
             await observed(world, short)
-    short.close()
+    await short.close()
     os.kill(world.process.pid, signal.SIGCONT)
     await until_complete(world, prometheus)

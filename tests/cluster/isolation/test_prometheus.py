@@ -188,11 +188,11 @@ async def until_value(address: str, query: str, value: float) -> None:
 async def observed(address: str, selector: str = "") -> PrometheusReading:
     """What the operator reads of the pods."""
     settings = PrometheusSettings(address, deadline_s=PATIENCE_S, selector=selector)
-    prometheus = Prometheus(settings, time.monotonic)
+    prometheus = Prometheus(settings)
     try:
         return await prometheus.observe_samples(PODS, time.time(), step_class="decode")
     finally:
-        prometheus.close()
+        await prometheus.close()
 
 
 @pytest.mark.promise("forged-series")

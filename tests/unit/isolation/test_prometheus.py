@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import re
-import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -79,14 +77,11 @@ async def observed(fault: Fault, bad: Callable[[str], bool], **settings: Any) ->
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     changes = {"deadline_s": PATIENT_S} | settings
-    prometheus = Prometheus(PrometheusSettings(url, **changes), time.monotonic)
+    prometheus = Prometheus(PrometheusSettings(url, **changes))
     try:
         return await prometheus.observe_samples(PODS, NOW, step_class="decode")
     finally:
-        prometheus.close()
-        for thread in threading.enumerate():
-            if thread.name.startswith("prometheus"):
-                await asyncio.to_thread(thread.join, PATIENT_S)
+        await prometheus.close()
         await runner.cleanup()
 
 

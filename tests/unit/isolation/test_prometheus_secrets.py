@@ -7,8 +7,6 @@ import json
 import logging
 import subprocess
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -46,15 +44,12 @@ async def asked(handler: Handler | None, *, token_file: Path | None = None) -> N
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1] if handler is not None else 9
     url = f"http://reader:{QUOTED}@127.0.0.1:{port}/"
-    prometheus = Prometheus(PrometheusSettings(url, token_file=token_file), time.monotonic)
+    prometheus = Prometheus(PrometheusSettings(url, token_file=token_file))
     assert_silent(prometheus.__dict__["_settings"])
     try:
         await prometheus.observe_samples(PODS, NOW)
     finally:
-        prometheus.close()
-        for thread in threading.enumerate():
-            if thread.name.startswith("prometheus"):
-                thread.join(60)
+        await prometheus.close()
         await runner.cleanup()
 
 

@@ -1,8 +1,7 @@
-"""Distribution of one tick's query results to their pods, as they arrive, from several threads."""
+"""Distribution of one tick's query results to their pods, as they arrive."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,8 +45,7 @@ class PrometheusReading:
 class Fan:
     """The query results of one tick by pod.
 
-    Rows that are not series, and series of other pods, are dropped. NaN is kept; it is checked
-    later. A result that arrives after the call of `reading` is dropped too.
+    Rows that are not series, and series of other pods, are dropped. NaN is kept; it is checked later.
     """
 
     def __init__(self, pods: Mapping[PodKey, Edges]) -> None:
@@ -56,27 +54,22 @@ class Fan:
         self._disputed: set[PodKey] = set()
         self._defects: dict[PodKey, Exception] = {}
         self._backlogs: dict[ServiceName, dict[str, float]] = {}
-        self._lock = threading.Lock()
-        self._is_open = True
 
     def take(self, name: str, rows: list[Any]) -> None:
         """Add the result of the query with this name."""
-        with self._lock:
-            if not self._is_open:
-                return
-            if name == BACKLOG:
-                self._take_backlogs(rows)
-                return
-            for pod, labels, value in _parsed(rows, "pod"):
-                series = self._series.get(pod)
-                if series is None:
-                    continue
-                if name == TIMES:
-                    self._times[pod] = value
-                elif name == DISPUTED:
-                    self._disputed.add(pod)
-                else:
-                    self._add(pod, series, labels, value)
+        if name == BACKLOG:
+            self._take_backlogs(rows)
+            return
+        for pod, labels, value in _parsed(rows, "pod"):
+            series = self._series.get(pod)
+            if series is None:
+                continue
+            if name == TIMES:
+                self._times[pod] = value
+            elif name == DISPUTED:
+                self._disputed.add(pod)
+            else:
+                self._add(pod, series, labels, value)
 
     def _add(self, pod: PodKey, series: PodSeries, labels: Mapping[str, str], value: float) -> None:
         try:
@@ -101,8 +94,6 @@ class Fan:
 
         A pod has no sample if its namespace is in `incomplete`, or without a time or a known series.
         """
-        with self._lock:
-            self._is_open = False
         samples = {
             pod: series.sample(pod[1], self._times[pod], Source.PROMETHEUS)
             for pod, series in self._series.items()

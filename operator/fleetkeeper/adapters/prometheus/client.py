@@ -12,28 +12,26 @@ them apart, and each response is distributed and freed while the next is in prog
 from __future__ import annotations
 
 import asyncio
+import json
+import ssl
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-import requests
-from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
-from requests.adapters import HTTPAdapter
-from urllib3.exceptions import HTTPError
-from urllib3.util.retry import Retry
+import aiohttp
 
-from fleetkeeper.adapters.prometheus.answers import Fan, PodKey, PrometheusReading
-from fleetkeeper.adapters.prometheus.queries import NAMESPACES_TEXT, Query, queries_for
-from fleetkeeper.adapters.prometheus.session import (
-    BoundedSession,
-    PrometheusError,
-    TooMuch,
+from fleetkeeper.adapters.prometheus.address import (
+    basic_credentials,
     hidden,
     parse_address,
     secret_forms,
 )
+from fleetkeeper.adapters.prometheus.answers import Fan, PodKey, PrometheusReading
+from fleetkeeper.adapters.prometheus.queries import NAMESPACES_TEXT, Query, queries_for
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 
 ANSWER_BYTES: Final = 4 * 1024 * 1024
@@ -43,8 +41,29 @@ POD_BYTES: Final = 8 * 1024
 PARTS: Final = 32
 """How often a query with too large a result is repeated for parts of the fleet. This is enough to
 isolate one namespace of ten thousand."""
-UNPROCESSABLE: Final = "HTTP Status Code 422 "
-"""Start of the client's message if a query could not be executed: too many samples, or a timeout."""
+PARALLEL: Final = 4
+IDLE_S: Final = 1.0
+"""Connections end before the next tick, which may have other credentials."""
+RETRIES: Final = 2
+"""How often a query is repeated if there is no connection, or if the status is one of `BUSY`."""
+RETRY_S: Final = 0.1
+BUSY: Final = frozenset({502, 503, 504})
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+UNPROCESSABLE: Final = 422
+"""Status of a query that could not be executed: too many samples, or a timeout."""
+CHUNK_BYTES: Final = 65_536
+SMALL_BYTES: Final = 65_536
+"""A response up to this size is decoded at once, a larger one in a thread."""
+ROWS: Final = 1_000
+"""Rows that are distributed before other tasks have a turn: a few milliseconds."""
+
+
+class PrometheusError(Exception):
+    """The lack of a usable response from Prometheus; the message says what was wrong."""
+
+
+class TooMuch(PrometheusError):
+    """A response that is too large. A query for a part of the fleet may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +81,8 @@ class PrometheusSettings:
     token_file: Path | None = None
     deadline_s: float = 4.0
     response_bytes: int = 32 * 1024 * 1024
-    retries: int = 2
-    parallel: int = 4
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     selector: str = ""
     batch_selector: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Miss:
-    """A failed query: for which namespaces, and why."""
-
-    query: Query
-    namespaces: frozenset[str]
-    problem: str
 
 
 def answer_bytes(pods: int, most: int) -> int:
@@ -84,34 +91,25 @@ def answer_bytes(pods: int, most: int) -> int:
 
 
 class Prometheus:
-    """One Prometheus server. Blocking work runs in its own threads."""
+    """One Prometheus server.
 
-    def __init__(self, settings: PrometheusSettings, monotonic: Callable[[], float]) -> None:
-        """Use `monotonic`, in seconds that never jump, for the deadline."""
+    Its connector outlives ticks because it looks up the server's name at most once at a time: a name
+    server that does not answer takes one thread, not one per tick.
+    """
+
+    def __init__(self, settings: PrometheusSettings) -> None:
         self._settings = settings
-        self._monotonic = monotonic
         self._address = parse_address(settings.url)
-        self._secrets = secret_forms(self._address.auth, "")
-        self._session = BoundedSession(monotonic)
-        self._threads = ThreadPoolExecutor(settings.parallel, thread_name_prefix="prometheus")
-        retry = Retry(
-            total=settings.retries,
-            read=0,  # a retry after a timeout would block the thread once more
-            backoff_factor=0.1,
-            status_forcelist=(502, 503, 504),
-            respect_retry_after_header=False,
-            raise_on_status=False,
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(),  # the deadline is that of the tick
+            trust_env=False,
         )
-        url = self._address.url
-        self._client = PrometheusConnect(
-            url, retry=retry, session=self._session, auth=self._address.auth
-        )
-        self._session.mount(url, HTTPAdapter(max_retries=retry, pool_maxsize=settings.parallel))
 
-    def close(self) -> None:
-        """Close connections and threads, without waiting for queries in progress."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._session.close()
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
 
     async def observe_samples(
         self, pods: Mapping[PodKey, Edges], now: float, *, step_class: str = ""
@@ -123,107 +121,137 @@ class Prometheus:
         """
         if not pods:
             return PrometheusReading({})
-        self._refresh()
-        tick = _Tick(
-            now=now,
-            deadline=self._monotonic() + self._settings.deadline_s,
-            size=answer_bytes(len(pods), self._settings.response_bytes),
-            namespaces=tuple(sorted({namespace for namespace, _ in pods})),
-            fan=Fan(pods),
-        )
+        settings, auth = self._settings, self._address.auth
+        headers, token = {"Accept-Encoding": "gzip"}, ""
+        if settings.token_file is not None:
+            token = _read_token(settings.token_file)
+            headers["Authorization"] = f"Bearer {token}"
+        elif auth is not None:
+            headers["Authorization"] = f"Basic {basic_credentials(auth)}"
         queries = queries_for(
             set(pods.values()),
             step_class=step_class,
-            selector=self._settings.selector,
-            batch_selector=self._settings.batch_selector,
+            selector=settings.selector,
+            batch_selector=settings.batch_selector,
         )
-        loop = asyncio.get_running_loop()
-        jobs = {
-            loop.run_in_executor(self._threads, self._ask, query, tick): query for query in queries
-        }
-        try:
-            await asyncio.wait(jobs, timeout=self._settings.deadline_s + 0.5)
-        finally:
-            late = [job for job in jobs if not job.done()]
-            for job in late:
-                job.cancel()
-        misses = [miss for job in jobs if job not in late for miss in job.result()]
-        silence = f"no response within {self._settings.deadline_s:.0f} s"
-        misses += [_Miss(jobs[job], frozenset(tick.namespaces), silence) for job in late]
-        return tick.reading(misses)
+        get = partial(
+            self._session.get,
+            f"{self._address.url}/api/v1/query",
+            headers=headers,
+            ssl=_trust(settings.ca_file),
+            allow_redirects=False,
+        )
+        tick = _Tick(
+            get=get,
+            now=now,
+            deadline=asyncio.get_running_loop().time() + settings.deadline_s,
+            silence=f"no response within {settings.deadline_s:.0f} s",
+            size=answer_bytes(len(pods), settings.response_bytes),
+            secrets=secret_forms(auth, token),
+            namespaces=tuple(sorted({namespace for namespace, _ in pods})),
+            fan=Fan(pods),
+        )
+        misses = await asyncio.gather(*map(tick.ask, queries))
+        return tick.reading([miss for found in misses for miss in found])
 
-    def _refresh(self) -> None:
-        """Read the credentials and the CA for this tick."""
-        settings = self._settings
-        headers = dict(settings.headers)
-        if settings.token_file is not None:
-            token = _read_token(settings.token_file)
-            self._secrets = secret_forms(self._address.auth, token)
-            headers["Authorization"] = f"Bearer {token}"
-            self._client.auth = None
-        self._client.headers = headers
-        if settings.ca_file is not None:
-            self._session.verify = str(settings.ca_file)
 
-    def _ask(self, query: Query, tick: _Tick) -> list[_Miss]:
-        """Run a query, in parts if the whole result is too large; return what failed."""
-        left = PARTS
+@dataclass(frozen=True, slots=True)
+class _Miss:
+    """A failed query: for which namespaces, and why."""
 
-        def ask(namespaces: Sequence[str], scope: Sequence[str]) -> list[_Miss]:
-            nonlocal left
-            try:
-                tick.fan.take(query.name, self._query(query.text(scope), tick))
-            except TooMuch as problem:
-                if len(namespaces) == 1 or left <= 0:
-                    return [_Miss(query, frozenset(namespaces), str(problem))]
-            except PrometheusError as problem:
-                return [_Miss(query, frozenset(namespaces), str(problem))]
-            else:
-                return []
-            left -= 2
-            middle = len(namespaces) // 2
-            halves = namespaces[:middle], namespaces[middle:]
-            return [miss for half in halves for miss in ask(half, half)]
-
-        names = tick.namespaces
-        return ask(names, names if len("|".join(names)) <= NAMESPACES_TEXT else ())
-
-    def _query(self, text: str, tick: _Tick) -> list[Any]:
-        """Return the result of one instant query, checked for shape.
-
-        Errors are raised without their causes, whose texts and frames may contain credentials.
-        """
-        self._session.set_bounds(tick.deadline, tick.size)
-        try:
-            rows = self._client.custom_query(text, params={"time": f"{tick.now:.3f}"})
-        except PrometheusApiClientException as error:
-            kind = TooMuch if str(error).startswith(UNPROCESSABLE) else PrometheusError
-            raise kind(f"error response: {self._text_of(error)}") from None
-        except (requests.JSONDecodeError, UnicodeError):
-            raise PrometheusError("unusable response: not JSON") from None
-        except (requests.RequestException, HTTPError) as error:
-            raise PrometheusError(f"unreachable: {self._text_of(error)}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-            raise PrometheusError(f"unusable response: {self._text_of(error)}") from None
-        if not isinstance(rows, list):
-            raise PrometheusError("unusable response: not a list of series")
-        return rows
-
-    def _text_of(self, error: Exception) -> str:
-        """Return the error as text, without the query that urllib3 puts before the reason."""
-        reason = getattr(error.args[0] if error.args else None, "reason", None) or error
-        return hidden(f"{type(reason).__name__}: {reason}", self._secrets)[:200]
+    query: Query
+    namespaces: frozenset[str]
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Tick:
-    """The state that all queries of one tick share."""
+    """The queries of one tick, and what they share."""
 
+    get: Callable[..., AbstractAsyncContextManager[aiohttp.ClientResponse]]
     now: float
     deadline: float
+    silence: str
     size: int
+    secrets: frozenset[str]
     namespaces: tuple[str, ...]
     fan: Fan
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL))
+
+    async def ask(self, query: Query) -> list[_Miss]:
+        """Run a query, in parts if the whole result is too large; return what failed."""
+        names: Sequence[str] = self.namespaces
+        parts = [(names, names if len("|".join(names)) <= NAMESPACES_TEXT else ())]
+        left, misses = PARTS, []
+        async with self.slots:
+            while parts:
+                namespaces, scope = parts.pop()
+                try:
+                    await self._take(query.name, await self._rows(query.text(scope)))
+                except PrometheusError as problem:
+                    if isinstance(problem, TooMuch) and len(namespaces) > 1 and left > 0:
+                        left -= 2
+                        middle = len(namespaces) // 2
+                        halves = namespaces[middle:], namespaces[:middle]
+                        parts += [(half, half) for half in halves]
+                        continue
+                    text = hidden(str(problem), self.secrets)[:200]
+                    misses.append(_Miss(query, frozenset(namespaces), text))
+        return misses
+
+    async def _take(self, name: str, rows: list[Any]) -> None:
+        """Distribute the result of a query without a long turn of the event loop."""
+        for start in range(0, len(rows), ROWS):
+            self.fan.take(name, rows[start : start + ROWS])
+            await asyncio.sleep(0)
+
+    async def _rows(self, text: str) -> list[Any]:
+        """Return the result of one instant query, checked for shape.
+
+        Raises:
+            PrometheusError: there is no usable response; the message may contain secrets.
+        """
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                body = await self._body({"query": text, "time": f"{self.now:.3f}"})
+                if len(body) <= SMALL_BYTES:
+                    return _decoded(body)
+                return await asyncio.to_thread(_decoded, body)
+        except TimeoutError:
+            raise PrometheusError(self.silence) from None
+        except aiohttp.ClientResponseError as error:  # its text has the query
+            raise PrometheusError(f"unreachable: {error.message}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise PrometheusError(f"unreachable: {type(error).__name__}: {error}") from None
+
+    async def _body(self, params: Mapping[str, str]) -> bytearray:
+        """Return the body of the response, after retries."""
+        left = RETRIES
+        while True:
+            try:
+                async with self.get(params=params) as response:
+                    if response.status not in BUSY or not left:
+                        return await self._read(response)
+            except aiohttp.ClientConnectorError:
+                if not left:
+                    raise
+            left -= 1
+            await asyncio.sleep(RETRY_S)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytearray:
+        if response.status in REDIRECTS:
+            raise PrometheusError(f"redirect to {_host_of(response)!r} refused")
+        body = bytearray()
+        async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+            body += chunk
+            if len(body) > self.size:
+                raise TooMuch(f"response is larger than {self.size} bytes")
+        if response.status != 200:
+            kind = TooMuch if response.status == UNPROCESSABLE else PrometheusError
+            raise kind(
+                f"error response: HTTP status {response.status}: {body.decode(errors='replace')}"
+            )
+        return body
 
     def reading(self, misses: Sequence[_Miss]) -> PrometheusReading:
         """Return the samples of the successful queries.
@@ -239,10 +267,42 @@ class _Tick:
         return self.fan.reading(incomplete, problems)
 
 
+def _host_of(redirect: aiohttp.ClientResponse) -> str:
+    """Return where a redirect leads, without the rest of its URL, which may contain credentials."""
+    try:
+        return str(urlsplit(redirect.headers.get("Location", "")).hostname)[:200]
+    except ValueError:
+        return ""
+
+
+def _decoded(body: bytearray) -> list[Any]:
+    try:
+        # The decoder holds the interpreter's lock. A call of Python per object releases it in between.
+        rows = json.loads(body, object_hook=lambda found: found)["data"]["result"]
+    except (ValueError, RecursionError):
+        raise PrometheusError("unusable response: not JSON") from None
+    except (LookupError, TypeError):
+        rows = None
+    if not isinstance(rows, list):
+        raise PrometheusError("unusable response: not a list of series")
+    return rows
+
+
+def _trust(ca_file: Path | None) -> ssl.SSLContext | bool:
+    """Return what verifies the server: the CA of the settings, or the system's."""
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except OSError as error:
+        raise PrometheusError(f"CA file {ca_file}: {error.strerror}") from None
+
+
 def _read_token(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        token = path.read_bytes().strip().decode(errors="replace")
     except OSError as error:
         raise PrometheusError(f"token file {path}: {error.strerror}") from None
-    except ValueError:
-        raise PrometheusError(f"token file {path}: not text") from None
+    if not (token.isascii() and token.isprintable()):
+        raise PrometheusError(f"token file {path}: not text")
+    return token

@@ -44,10 +44,10 @@ class ControlParts:
     prometheus: Prometheus | None
 
     async def close(self) -> None:
-        """Close connections and threads."""
+        """Close connections."""
         await self.engines.close()
         if self.prometheus is not None:
-            self.prometheus.close()
+            await self.prometheus.close()
 
 
 def build_control(
@@ -88,7 +88,7 @@ def build_control(
         signer = Signer(key, epoch=epoch, may_sign=may_send)
     else:
         log.warning("no control key: limits are reported but not applied", setting="controlKeyFile")
-    prometheus = _prometheus(settings, clock)
+    prometheus = _prometheus(settings)
     if prometheus is None:
         how = "pods are read directly" if settings.direct_reads else "nothing is measured"
         log.warning("no Prometheus configured", then=how, setting="prometheusUrl")
@@ -125,7 +125,7 @@ def build_control(
     return ControlParts(loop, engines, prometheus)
 
 
-def _prometheus(settings: Settings, clock: SystemClock) -> Prometheus | None:
+def _prometheus(settings: Settings) -> Prometheus | None:
     url = settings.prometheus_url.get_secret_value()
     if not url:
         return None
@@ -137,8 +137,7 @@ def _prometheus(settings: Settings, clock: SystemClock) -> Prometheus | None:
             ca_file=settings.prometheus_ca_file,
             token_file=settings.prometheus_token_file,
             deadline_s=DEADLINE_S,
-        ),
-        clock.monotonic,
+        )
     )
 
 

@@ -11,8 +11,6 @@ import structlog
 LogFormat = Literal["json", "console"]
 QUIET = ("kopf", "aiohttp", "asyncio", "kubernetes", "urllib3")
 """Libraries that log warnings and errors only. Otherwise kopf writes a line per event."""
-SILENT = ("urllib3.connectionpool",)
-"""Loggers that log errors only: this one warns of each retry, 20 lines a tick without Prometheus."""
 
 
 def configure_logs(level: str, style: LogFormat) -> None:
@@ -57,5 +55,3 @@ def configure_logs(level: str, style: LogFormat) -> None:
     root.setLevel(level.upper())
     for name in QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-    for name in SILENT:
-        logging.getLogger(name).setLevel(max(logging.ERROR, root.level))
