@@ -11,16 +11,14 @@ misses.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetkeeper.commands.prometheus_history import PrometheusHistory
 from fleetkeeper_local.common.paths import data_dir
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.capacity import measure_capacity
@@ -148,10 +146,7 @@ class Course:
 
 def read_wait(url: str, query: str, begin_s: float, end_s: float) -> Points:
     """Return the values of a range query with one series from Prometheus, by the wall clock."""
-    arguments = {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}", "step": STEP_S}
-    address = f"{url}/api/v1/query_range?{urllib.parse.urlencode(arguments)}"
-    with urllib.request.urlopen(address, timeout=30) as answer:
-        rows = json.load(answer)["data"]["result"]
+    rows = PrometheusHistory(url, deadline_s=30.0).range(query, begin_s, end_s, STEP_S)
     values = rows[0]["values"] if rows else []
     return tuple((float(at), float(text)) for at, text in values if text != "NaN")
 
