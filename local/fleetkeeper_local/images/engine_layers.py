@@ -8,7 +8,6 @@ in about a second.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from fleetkeeper_local.images import oci
 VENV = "opt/venv"
 COMPILE_TIMEOUT_S = 600.0
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-INSPECT_TIMEOUT_S = 600.0
 SITE = f"{VENV}/lib/{PYTHON}/site-packages"
 OTHER_PYTHON = "/py31[2-9]_"
 """Files of torch that only a later Python can read, and that the engine never imports."""
@@ -48,7 +46,7 @@ def engine_layers(root: Path = REPOSITORY) -> list[oci.Layer]:
     return [
         _dependencies(environment.name, stock, layers),
         _dependencies(streamer.name, streamer / "site", layers),
-        _own_packages(layers, _inspected(environment), root),
+        _own_packages(layers, root),
     ]
 
 
@@ -61,22 +59,7 @@ def _dependencies(key: str, stock: Path, layers: Path) -> oci.Layer:
     return oci.write_layer(stock, SITE, target, exclude=("*.opt-1.pyc", "*.opt-2.pyc"))
 
 
-def _inspected(environment: Path) -> Path:
-    """Return vLLM's model class information as in `Containerfile.cpu`, made once per lock file."""
-    asks = REPOSITORY / "engine_image" / "fleetkeeper_engine" / "tools" / "inspect_models.py"
-    asked = hashlib.sha256(asks.read_bytes()).hexdigest()[:8]
-    target = cache_dir() / "images" / f"inspected-{environment.name}-{asked}"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            made = Path(scratch) / "made"
-            python = environment / "bin" / "python"
-            run(str(python), "-B", str(asks), str(made), timeout_s=INSPECT_TIMEOUT_S)
-            made.rename(target)
-    return target / "modelinfos"
-
-
-def _own_packages(layers: Path, inspected: Path, checkout: Path) -> oci.Layer:
+def _own_packages(layers: Path, checkout: Path) -> oci.Layer:
     """Return the layer of our packages and the virtual environment's frame, packed every time."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
@@ -90,7 +73,6 @@ def _own_packages(layers: Path, inspected: Path, checkout: Path) -> oci.Layer:
             shutil.copytree(source, site / source.name, ignore=ignore)
         # The same code gives the same layer only if the temporary directory's name is not in it.
         _compile(site, "-s", str(root), "-p", "/")
-        shutil.copytree(inspected, root / VENV / "share" / "fleetkeeper" / inspected.name)
         (root / VENV / "pyvenv.cfg").write_text(
             "home = /usr/bin\ninclude-system-site-packages = false\n"
         )

@@ -50,11 +50,9 @@ def test_the_layer_of_the_local_image_has_both_packages(
         (tmp_path / "layer").touch()
         return oci.Layer(tmp_path / "layer", "sha256:0", "sha256:0")
 
-    inspected = tmp_path / "modelinfos"
-    inspected.mkdir()
     monkeypatch.setattr(oci, "write_layer", write_layer)
     monkeypatch.setattr(engine_layers, "_compile", lambda *_: None)
-    engine_layers._own_packages(tmp_path, inspected, ROOT)
+    engine_layers._own_packages(tmp_path, ROOT)
     assert seen == PACKAGES
 
 

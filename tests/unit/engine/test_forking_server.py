@@ -26,8 +26,16 @@ import multiprocessing
 def get_mp_context():
     return multiprocessing.get_context("spawn")
 """
+REGISTRY = """
+def _run_in_subprocess(ask):
+    raise SystemExit("a process of its own")
+
+def inspect():
+    return _run_in_subprocess(lambda: "inspected")
+"""
 ENTRY = """
 import os, signal, socket, sys
+from vllm.model_executor.models.registry import inspect
 from vllm.v1.engine.core import get_mp_context
 
 def main():
@@ -54,7 +62,7 @@ def main():
     server.listen()
     server.close()
     ours.send("closed")
-    print("forked", *ours.recv(), *sys.argv[1:])
+    print(inspect(), "forked", *ours.recv(), *sys.argv[1:])
 """
 
 
@@ -94,6 +102,7 @@ def a_vllm(site: Path, **modules: str) -> dict[str, str]:
     core = "from vllm.utils.system_utils import get_mp_context"
     texts = {
         "utils__system_utils": CONTEXT,
+        "model_executor__models__registry": REGISTRY,
         "v1__engine__core": core,
         "v1__engine__async_llm": "",
         "v1__executor__multiproc_executor": "",
@@ -121,9 +130,10 @@ def test_a_forked_process_has_neither_the_port_nor_the_signals_of_the_server(
 ) -> None:
     """vLLM binds its port before it starts EngineCore; the child connects once the server closed it.
 
-    A pipe whose writer has ended is at its end: workers notice the end of EngineCore so.
+    A pipe whose writer has ended is at its end: workers notice the end of EngineCore so. The class
+    of the model is inspected in the server.
     """
-    words = ["forked", "-1", str(errno.ECONNREFUSED), "b''", "--port=1"]
+    words = ["inspected", "forked", "-1", str(errno.ECONNREFUSED), "b''", "--port=1"]
     assert served(a_vllm(tmp_path)).stdout.split() == words
 
 

@@ -56,7 +56,6 @@ RUN_AS_MODULES = (
     "fleetkeeper_engine.cli",
     "fleetkeeper_engine.supervisor.launch.fetch",
     "fleetkeeper_engine.supervisor.launch.cpu_probe",
-    "fleetkeeper_engine.tools.inspect_models",
 )
 """Started with `python -m`."""
 

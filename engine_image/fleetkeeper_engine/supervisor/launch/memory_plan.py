@@ -24,8 +24,6 @@ CPU_WORKER_BYTES = 660 * MIB
 CPU_STREAMER_BYTES = 256 * MIB
 """What a worker keeps of a streamed load: threads, and freed memory that its allocator holds. Measured
 with runai-model-streamer 0.17.0: 88 to 106 MiB for tensors of 4 MiB, 211 to 275 MiB for tensors of 16 MiB."""
-CPU_START_PEAK_BYTES = 1370 * MIB
-"""API server and the process that inspects the model, before there is a worker. Never above the later sum."""
 CPU_MARGIN_RATIO = 0.05
 """Share of the base, for allocators that keep freed memory."""
 KV_BLOCK_TOKENS = 128

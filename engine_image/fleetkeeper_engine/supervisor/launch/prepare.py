@@ -18,7 +18,7 @@ from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.nvml import DeviceReader, load_nvml
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
-from fleetkeeper_engine.supervisor.launch import cpu_probe, model_info_cache
+from fleetkeeper_engine.supervisor.launch import cpu_probe
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.downloads import (
     PACKAGE_PATH,
@@ -115,11 +115,9 @@ async def prepare(
         eager=document.accelerator is Accelerator.CPU and shutil.which("g++") is None,
         threads=desired_threads(read_cpu_quota(), len(os.sched_getaffinity(0))),
     )
-    of_child = desired_environment(document, plan, launch, environment)
-    model_info_cache.install_answers(of_child, model_info_cache.bundled_answers())
     return Prepared(
         argv=desired_argv(document, plan, launch),
-        environment=of_child,
+        environment=desired_environment(document, plan, launch, environment),
         plan=plan,
         features=features,
         internal_token=launch.internal_token,
