@@ -34,6 +34,7 @@ from fleetkeeper_contract.traces_endpoint import (
 )
 from fleetkeeper_contract.traces_endpoint import PATTERN as TRACES_ENDPOINT
 from fleetkeeper_contract.vllm_options import Setter, refused
+from fleetkeeper_engine.devices.interface import Accelerator
 from fleetkeeper_engine.simulation import Simulation
 
 CONTRACT = 1
@@ -60,13 +61,6 @@ OptionValue = Annotated[
 ]
 
 ExtraArgument = Annotated[str, StringConstraints(pattern=r"^--[a-z]", max_length=MAX_LENGTH)]
-
-
-class Accelerator(StrEnum):
-    """The hardware that vLLM computes on."""
-
-    CUDA = "cuda"
-    CPU = "cpu"
 
 
 class DType(StrEnum):

@@ -22,11 +22,12 @@ from fleetkeeper.reconcile.status.gauges import MAIN, gauges_of_service
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_engine.devices.interface import DeviceMemory
 from fleetkeeper_engine.shm.layout import CapBlock, HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
-from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
 from fleetkeeper_gateway.batch import metrics as batch_process
 from tests.support.control_cases import Loop
@@ -71,7 +72,7 @@ class EngineExporter:
         region.write_cap(
             0, CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75, written=now)
         )
-        self._pod.observe_memory(MemoryUse(60, 100), now)
+        self._pod.observe_memory(DeviceMemory(60, 100), now)
         return render_metrics(self._pod, ["key"], now, b"")
 
 

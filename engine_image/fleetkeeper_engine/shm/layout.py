@@ -233,16 +233,15 @@ class CapBlock:
     """The reserved memory that is not allocated is fragmentation: 1 - allocated / reserved."""
     written: float = 0.0
 
-    @property
-    def refusal(self) -> str:
-        """Return why the cap is not armed."""
+    def refusal(self, process_list: str) -> str:
+        """Return why the cap is not armed. `process_list` names what lists a device's processes."""
         text = (
             f"{self.non_torch_bytes / 2**30:.2f} GiB of {self.total_bytes / 2**30:.2f} GiB are in use "
             "outside torch's allocator, which leaves it nothing below the cap"
         )
         if self.own:
             return text
-        return f"{text}; other processes on device {self.device} count, because NVML does not list this one"
+        return f"{text}; other processes on device {self.device} count, because {process_list} does not list this one"
 
     @property
     def fragmentation_ratio(self) -> float:

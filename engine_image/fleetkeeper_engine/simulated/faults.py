@@ -10,10 +10,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
+from fleetkeeper_engine.devices.simulated import DEVICE_BYTES
 from fleetkeeper_engine.simulated.engine import Engine
 from fleetkeeper_engine.simulated.processor import EngineDeadError
 from fleetkeeper_engine.simulated.settings import Fault
-from fleetkeeper_engine.simulated.worker import DEVICE_BYTES, Workers
+from fleetkeeper_engine.simulated.worker import Workers
 
 logger = logging.getLogger("vllm.fleetkeeper")
 

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetkeeper_engine.devices.interface import DeviceKind, DeviceMemory
+from fleetkeeper_engine.devices.kinds import KINDS
 from fleetkeeper_engine.policy import Policy
 from fleetkeeper_engine.shm.layout import (
     CapBlock,
@@ -15,7 +17,7 @@ from fleetkeeper_engine.shm.layout import (
     SupervisorBlock,
 )
 from fleetkeeper_engine.shm.region import Region
-from fleetkeeper_engine.spec import Accelerator, EngineDocument
+from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.health import (
     SERVER_PERIOD_S,
     Progress,
@@ -31,7 +33,7 @@ from fleetkeeper_engine.supervisor.limits_requests import (
     allowed_ranges,
     decide_lease,
 )
-from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse, decide_memory
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState, decide_memory
 from fleetkeeper_engine.supervisor.output import Outlet
 from fleetkeeper_engine.supervisor.policy_file import start_policy
 from fleetkeeper_engine.supervisor.start_stages import StartStage, StartTimes, stage_seconds
@@ -58,6 +60,7 @@ class PodState:
     began: float = field(default_factory=time.monotonic)
     vllm_version: str = "unknown"
     lease: LimitsLease = field(default_factory=LimitsLease)
+    kind: DeviceKind = field(init=False)
     policy: Policy = field(init=False)
     progress: Progress = field(default_factory=Progress)
     started: bool = False
@@ -78,6 +81,7 @@ class PodState:
 
     def __post_init__(self) -> None:
         """Apply the document's policy until a file replaces it."""
+        self.kind = KINDS[self.document.accelerator]
         self.policy = start_policy(self.document)
 
     def apply_policy(self, policy: Policy | None, now: float) -> bool:
@@ -121,7 +125,7 @@ class PodState:
         self.lease = decide_lease(self.lease, request, epoch, now)
         self.write(now)
 
-    def observe_memory(self, use: MemoryUse, now: float) -> bool:
+    def observe_memory(self, use: DeviceMemory, now: float) -> bool:
         """Record a sample. Return True if it stops or resumes the start of new sequences."""
         before = self.memory.over_cap
         self.memory = decide_memory(self.memory, use, now)
@@ -160,10 +164,10 @@ class PodState:
         return [cap for cap in found if cap is not None]
 
     def cap_obstacle(self) -> str:
-        """Return why not every rank's allocator is limited to the cap; empty if it is, and on CPU."""
-        if self.document.accelerator is Accelerator.CPU or self.region.caps_armed():
+        """Return why not every rank's allocator is limited to the cap; empty if it is, and if nothing limits it."""
+        if not self.kind.capabilities.allocator_limit or self.region.caps_armed():
             return ""
-        refusals = [cap.refusal for cap in self.caps() if not cap.armed]
+        refusals = [cap.refusal(self.kind.process_list) for cap in self.caps() if not cap.armed]
         return ": ".join(["the memory cap is not armed on every rank", *refusals[:1]])
 
     def start_seconds(self, now: float) -> dict[StartStage, float]:

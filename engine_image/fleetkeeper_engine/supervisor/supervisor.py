@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetkeeper_contract.exit_codes import DeathClass
+from fleetkeeper_engine.devices.cgroup import Cgroup
+from fleetkeeper_engine.devices.interface import DeviceMemory, Devices
 from fleetkeeper_engine.shm.ledger import FILE as LEDGER_FILE
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.shm.region import Region
@@ -26,16 +28,13 @@ from fleetkeeper_engine.supervisor.engine_client import EngineClient
 from fleetkeeper_engine.supervisor.health import SERVER_PERIOD_S
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.prepare import prepare
-from fleetkeeper_engine.supervisor.launch.prepared import Prepared, pod_limit_bytes
+from fleetkeeper_engine.supervisor.launch.prepared import Prepared
 from fleetkeeper_engine.supervisor.launch.start_measurements import write_measured
-from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
 from fleetkeeper_engine.supervisor.memory.release import release_memory
 from fleetkeeper_engine.supervisor.memory.watch import (
     SAMPLE_PERIOD_S,
     MemoryState,
-    MemoryUse,
-    Reader,
-    pod_reader,
+    fullest,
 )
 from fleetkeeper_engine.supervisor.output import Outlet
 from fleetkeeper_engine.supervisor.process import Child, Reaper
@@ -176,9 +175,7 @@ class Supervisor:
 
     def _loops(self, prepared: Prepared) -> dict[str, Coroutine[Any, Any, None]]:
         return {
-            "memory": self._watch_memory(
-                pod_reader(prepared.devices, pod_limit_bytes(self.document))
-            ),
+            "memory": self._watch_memory(prepared.devices),
             "startup": self._watch_startup(prepared),
             "health": self._watch_health(),
             "server": self._watch_server(),
@@ -201,11 +198,11 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.drain)
 
-    async def _watch_memory(self, read: Reader) -> None:
+    async def _watch_memory(self, devices: Devices) -> None:
         reported = ""
         while True:
             try:
-                self._observe_memory(read())
+                self._observe_memory(fullest(devices.read()))
             except OSError as error:
                 # Without a measurement the metric is absent; the engine continues to serve.
                 if str(error) != reported:
@@ -213,15 +210,15 @@ class Supervisor:
                 reported = str(error)
             await asyncio.sleep(SAMPLE_PERIOD_S)
 
-    def _observe_memory(self, use: MemoryUse) -> None:
-        # Before vLLM has a CUDA context none of its processes can be listed.
+    def _observe_memory(self, use: DeviceMemory) -> None:
+        # Before vLLM uses a device none of its processes can be listed.
         if self._pod.started and use.own != self._memory_own:
             self._memory_own = use.own
             logger.warning(
                 "memory is measured for %s",
                 "this pod's processes alone"
                 if use.own
-                else "whole devices, including other pods: NVML does not list this pod's processes",
+                else f"whole devices, including other pods: {self._pod.kind.process_list} does not list this pod's processes",
             )
         if self._pod.observe_memory(use, time.monotonic()):
             memory = self._pod.memory

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
+from fleetkeeper_engine.devices.kinds import out_of_memory
 from fleetkeeper_engine.spec import Profile
 
 DETAIL_BYTES = 2048
@@ -24,7 +25,7 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
     (
         DeathClass.CUDA_OUT_OF_MEMORY,
         (
-            r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|"
+            rf"{out_of_memory(own_memory=True)}|torch\.OutOfMemoryError|"
             r"Free memory on device .* is less than desired|No available memory for the cache blocks"
         ),
         "the accelerator has no memory left for the model, its cache or a step",
@@ -32,9 +33,8 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
     (
         DeathClass.HOST_OUT_OF_MEMORY,
         (
-            r"^(\([^)]*\) )*MemoryError|Cannot allocate memory|DefaultCPUAllocator: can't allocate memory|"
-            r"not enough memory: you tried to allocate|std::bad_alloc|"
-            r"Available memory on node .* is less than (requested|desired)"
+            rf"{out_of_memory(own_memory=False)}|^(\([^)]*\) )*MemoryError|Cannot allocate memory|"
+            r"std::bad_alloc"
         ),
         "the model and its cache do not fit into the pod's memory",
     ),

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from fleetkeeper_engine.nvml import DeviceReader, load_nvml
+from fleetkeeper_engine.devices.cgroup import Cgroup, read_cpu_quota
+from fleetkeeper_engine.devices.kinds import KINDS
 from fleetkeeper_engine.spec import (
     ENVIRONMENT,
     EngineDocument,
@@ -24,7 +25,6 @@ from fleetkeeper_engine.supervisor.launch.features import find_features
 from fleetkeeper_engine.supervisor.launch.memory_plan import GIB
 from fleetkeeper_engine.supervisor.launch.prepare import prepare
 from fleetkeeper_engine.supervisor.launch.prepared import pod_limit_bytes
-from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
 from fleetkeeper_engine.supervisor.process import Reaper
 from fleetkeeper_engine.tools import standalone
 
@@ -75,14 +75,7 @@ def _say_machine(say: Say) -> bool:
     say(f"vllm         {features.vllm_version} in {features.package}, server {features.entry}")
     for name in ("torch", "pydantic", "aiohttp", "PyJWT"):
         say(f"{name:<12} {_version(name)}")
-    nvml = load_nvml()
-    if nvml is None:
-        say("nvidia       driver or nvidia-ml-py missing: accelerator cpu only")
-    else:
-        for index, device in enumerate(DeviceReader(nvml, os.environ, 64).read()):
-            say(
-                f"nvidia {index:<5} {device.used_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB in use"
-            )
+    _say_devices(say)
     group = Cgroup.of_this_process()
     if group is None:
         say("cgroup       no memory controller: memory is measured per process")
@@ -95,6 +88,19 @@ def _say_machine(say: Say) -> bool:
     quota = read_cpu_quota()
     say(f"cpus         {os.cpu_count()}, quota {'none' if quota is None else f'{quota:g}'}")
     return True
+
+
+def _say_devices(say: Say) -> None:
+    for kind in KINDS.values():
+        if not kind.capabilities.own_memory:
+            continue
+        if missing := kind.missing():
+            say(f"{kind.name:<12} {missing}: accelerator cpu only")
+            continue
+        for index, device in enumerate(kind.open(os.environ, None, 0).read()):
+            say(
+                f"{kind.name} {index:<5} {device.used_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB in use"
+            )
 
 
 def _version(name: str) -> str:

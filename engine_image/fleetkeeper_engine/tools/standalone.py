@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fleetkeeper_engine.nvml import load_nvml
+from fleetkeeper_engine.devices.interface import Accelerator
+from fleetkeeper_engine.devices.kinds import KINDS
 from fleetkeeper_engine.spec import CONTRACT
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the processes of an engine share memory there
@@ -22,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="directory, or ORG/NAME on Hugging Face")
     parser.add_argument("--name", help="model name for clients; default: the directory's name")
     parser.add_argument(
-        "--accelerator", choices=["cuda", "cpu"], help="default: cuda if a device is available"
+        "--accelerator",
+        choices=[accelerator.value for accelerator in Accelerator],
+        help="default: cuda if a device is available",
     )
     parser.add_argument(
         "--dtype", default="auto", choices=["auto", "float32", "float16", "bfloat16"]
@@ -59,10 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def desired_document_text(args: argparse.Namespace) -> str:
     """Return the document that the arguments specify; `parse_document` validates it."""
-    accelerator = args.accelerator or ("cuda" if load_nvml() else "cpu")
+    accelerator = args.accelerator or next(
+        accelerator for accelerator, kind in KINDS.items() if not kind.missing()
+    )
     source = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
     options = dict(option.partition("=")[::2] for option in args.option)
-    if accelerator == "cpu":
+    if accelerator == Accelerator.CPU:
         options.setdefault("enforce-eager", "true")
     document: dict[str, Any] = {
         "contract": CONTRACT,

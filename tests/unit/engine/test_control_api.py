@@ -14,13 +14,14 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S
+from fleetkeeper_engine.devices.interface import DeviceMemory
 from fleetkeeper_engine.shm.layout import CapBlock, HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, read_keys
 from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort
-from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
 from tests.support.signer import ISSUER, Signer
 
@@ -186,12 +187,12 @@ def test_fragmentation_is_never_negative(reserved: int, allocated: int, ratio: f
 @pytest.mark.promise("neighbor-memory")
 async def test_over_the_cap_shared_memory_says_stop(bench: Bench) -> None:
     for second in range(12):
-        changed = bench.pod.observe_memory(MemoryUse(90, 100), float(second))
+        changed = bench.pod.observe_memory(DeviceMemory(90, 100), float(second))
         assert changed == (second == 10)
     block = bench.region.read_supervisor()
     assert block is not None
     assert block.cap_exceeded
-    assert bench.pod.observe_memory(MemoryUse(70, 100), 12.0)
+    assert bench.pod.observe_memory(DeviceMemory(70, 100), 12.0)
     block = bench.region.read_supervisor()
     assert block is not None
     assert not block.cap_exceeded
@@ -222,7 +223,7 @@ async def test_everything_in_the_table_is_exported_with_its_type_and_labels(benc
         0,
         CapBlock(armed=True, reserved_bytes=100, allocated_bytes=75, written=time.monotonic()),
     )
-    bench.pod.observe_memory(MemoryUse(60, 100), time.monotonic())
+    bench.pod.observe_memory(DeviceMemory(60, 100), time.monotonic())
     _, text = await bench.status("/metrics")
     families = {f.name: f for f in text_string_to_metric_families(text)}
     assert "vllm:x" in families, "vLLM's own metrics follow"

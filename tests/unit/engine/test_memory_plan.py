@@ -17,15 +17,15 @@ from fleetkeeper_engine.spec import DType
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.memory_plan import (
     CPU_STREAMER_BYTES,
-    CUDA_MIN_UTILIZATION,
+    DEVICE_MIN_UTILIZATION,
     GIB,
     MIB,
     CpuNeeds,
     activations_bytes,
     desired_cpu_base_bytes,
-    desired_cuda_reserve_bytes,
+    desired_device_reserve_bytes,
     plan_cpu,
-    plan_cuda,
+    plan_device,
     sequence_bytes,
 )
 from fleetkeeper_engine.supervisor.launch.model_files import lora_rank, read_facts
@@ -77,7 +77,7 @@ def test_a_refusal_spells_out_the_sum_and_the_least_that_would_do() -> None:
 def test_a_cuda_plan_leaves_the_reserve_below_the_cap(
     total: int, cap: int, measured: int | None, weights: int
 ) -> None:
-    reserve = desired_cuda_reserve_bytes(total, measured)
+    reserve = desired_device_reserve_bytes(total, measured)
     assert reserve >= max(0, measured or 0)
     arguments = {
         "total_bytes": total,
@@ -86,21 +86,21 @@ def test_a_cuda_plan_leaves_the_reserve_below_the_cap(
         "weights_bytes_per_rank": weights,
     }
     room = total * cap // 100 - reserve
-    if room < max(weights, total * CUDA_MIN_UTILIZATION):
+    if room < max(weights, total * DEVICE_MIN_UTILIZATION):
         with pytest.raises(StartRefusedError) as refused:
-            plan_cuda(**arguments)
+            plan_device(**arguments)
         assert refused.value.death is DeathClass.CUDA_OUT_OF_MEMORY
         return
-    utilization = plan_cuda(**arguments).gpu_memory_utilization
+    utilization = plan_device(**arguments).gpu_memory_utilization
     assert utilization is not None
     assert 0 < utilization * total + reserve <= total * cap / 100 + 1
 
 
 def test_an_80_gib_device_without_a_measurement_gets_78_percent() -> None:
-    plan = plan_cuda(
+    plan = plan_device(
         total_bytes=80 * GIB,
         cap_percent=80,
-        reserve_bytes=desired_cuda_reserve_bytes(80 * GIB),
+        reserve_bytes=desired_device_reserve_bytes(80 * GIB),
         weights_bytes_per_rank=16 * GIB,
     )
     assert plan.gpu_memory_utilization == pytest.approx(0.78, abs=1e-4)

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import pytest
 
-from fleetkeeper_engine.nvml import DeviceReader
-from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup, read_cpu_quota
-from fleetkeeper_engine.supervisor.memory.watch import device_reader, process_reader
+from fleetkeeper_engine.devices.cgroup import Cgroup, read_cpu_quota
+from fleetkeeper_engine.devices.cpu import PodMemory
+from fleetkeeper_engine.devices.nvidia import NvidiaDevices
+from fleetkeeper_engine.supervisor.memory.watch import fullest
 
 GIB = 1024**3
 
@@ -126,9 +127,9 @@ class RecordedNvml:
 def test_the_fullest_of_the_engines_own_devices_counts(
     visible: str, ranks: int, used: list[int], ratio: float
 ) -> None:
-    devices = DeviceReader(RecordedNvml(), {"CUDA_VISIBLE_DEVICES": visible}, ranks)
+    devices = NvidiaDevices(RecordedNvml(), {"CUDA_VISIBLE_DEVICES": visible}, ranks)
     assert [device.used_bytes // GIB for device in devices.read()] == used
-    assert device_reader(devices)().ratio == pytest.approx(ratio)
+    assert fullest(devices.read()).ratio == pytest.approx(ratio)
 
 
 def test_by_hand_memory_is_that_of_the_process_and_its_descendants(tmp_path: Path) -> None:
@@ -142,5 +143,5 @@ def test_by_hand_memory_is_that_of_the_process_and_its_descendants(tmp_path: Pat
     a_process(1, "2 3 ", 10)
     a_process(2, "4 ", 20)
     a_process(4, "", 40)
-    use = process_reader(1, 1000 * 1024, tmp_path)()
+    (use,) = PodMemory(1000 * 1024, None, 1, tmp_path).read()
     assert use.used_bytes == (10 + 20 + 40 + 3) * 1024

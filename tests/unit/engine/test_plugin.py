@@ -19,8 +19,10 @@ from fleetkeeper_engine.shm.region import Region
 class FakeDevice:
     """torch for one device of 80 GiB, of which 2 GiB lie outside the allocator."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    process_list = "NVML"
+
+    def __init__(self, device: Any) -> None:
+        self.index = device.index
         self.fractions: list[float] = []
 
     def memory(self) -> tuple[int, int]:
@@ -73,8 +75,8 @@ def test_the_cap_is_armed_after_the_device_is_set_and_reported_in_shared_memory(
     """(0.8 x 80 - 2) / 80 = 0.775 of the device for the allocator; a second wrap changes nothing."""
     devices: list[FakeDevice] = []
 
-    def make(index: int) -> FakeDevice:
-        devices.append(FakeDevice(index))
+    def make(device: Any) -> FakeDevice:
+        devices.append(FakeDevice(device))
         return devices[-1]
 
     class Wrapped(Worker):
@@ -116,9 +118,9 @@ def test_a_cap_that_cannot_be_armed_is_left_unarmed_and_logged(
     cap = region.read_cap(0)
     assert cap is not None
     assert (cap.armed, cap.own, cap.non_torch_bytes) == (False, True, 69 * 2**30)
-    assert cap.refusal in caplog.text
-    assert "69.00 GiB of 80.00 GiB are in use outside torch's allocator" in cap.refusal
-    assert "NVML" not in cap.refusal
+    assert cap.refusal("NVML") in caplog.text
+    assert "69.00 GiB of 80.00 GiB are in use outside torch's allocator" in cap.refusal("NVML")
+    assert "NVML" not in cap.refusal("NVML")
 
 
 @pytest.fixture
@@ -144,7 +146,9 @@ def test_a_process_that_nvml_does_not_list_counts_the_whole_device_and_says_so(
     cap = region.read_cap(0)
     assert cap is not None
     assert (cap.armed, cap.own, cap.non_torch_bytes) == (False, False, 42 * 2**30)
-    assert "other processes on device 0 count, because NVML does not list this one" in cap.refusal
+    assert "other processes on device 0 count, because NVML does not list this one" in cap.refusal(
+        "NVML"
+    )
 
 
 def test_a_listed_process_with_less_than_our_allocator_reserved_is_not_ours(region: Region) -> None:
@@ -164,7 +168,7 @@ def test_on_cpu_there_is_no_allocator_to_hold(region: Region) -> None:
     """Plan and watch hold the cap there."""
     worker = Worker("cpu")
     worker.init_device()
-    plugin.arm_worker(worker, FakeDevice)
+    plugin.arm_worker(worker)
     assert region.read_cap(0) is None
 
 
@@ -192,7 +196,9 @@ def test_fragmentation_figures_are_refreshed(
 
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(StopIteration):
-        plugin.report_forever(region, 0, FakeDevice(0), CapBlock(armed=True, fraction=0.7))
+        plugin.report_forever(
+            region, 0, FakeDevice(SimpleNamespace(index=0)), CapBlock(armed=True, fraction=0.7)
+        )
     cap = region.read_cap(0)
     assert cap is not None
     assert (cap.armed, cap.fraction, cap.reserved_bytes) == (True, 0.7, 2**30)

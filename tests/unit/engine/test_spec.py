@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from fleetkeeper_engine.devices.interface import Accelerator
 from fleetkeeper_engine.spec import (
-    Accelerator,
     DType,
     EngineDocument,
     InvalidDocumentError,

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fleetkeeper_engine.devices.interface import DeviceMemory
 from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
-from fleetkeeper_engine.supervisor.memory.watch import MemoryState, MemoryUse
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
 
 STALL_S = 60
@@ -94,7 +95,7 @@ def test_work_without_a_step_in_flight_is_hung_after_the_stall_time(engine: Engi
 def test_an_engine_held_by_its_memory_cap_is_not_hung(engine: Engine) -> None:
     """Requests wait on purpose, for as long as memory is above the cap."""
     for second in range(12):
-        engine.pod.observe_memory(MemoryUse(90, 100), engine.now + second)
+        engine.pod.observe_memory(DeviceMemory(90, 100), engine.now + second)
     assert engine.pod.memory.over_cap
     waiting = SchedulerBlock(supported=True, waiting=(0, 3, 0), worked_steps=7)
     engine.stands_still(900, waiting, HeartbeatBlock(schedule_calls=9), calls_move=True)

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetkeeper_engine.nvml import DeviceReader, is_descendant, process_bytes
-from fleetkeeper_engine.supervisor.memory.watch import MemoryState, decide_memory, device_reader
+from fleetkeeper_engine.devices.nvidia import NvidiaDevices, process_bytes
+from fleetkeeper_engine.devices.processes import is_descendant
+from fleetkeeper_engine.supervisor.memory.watch import MemoryState, decide_memory, fullest
 
 GIB = 1024**3
 OURS, NEIGHBOR = 4711, 815
@@ -53,8 +54,8 @@ class SharedNvml:
         ]
 
 
-def reader(nvml: SharedNvml) -> DeviceReader:
-    return DeviceReader(nvml, {}, 1, is_own=lambda pid: pid == OURS)
+def reader(nvml: SharedNvml) -> NvidiaDevices:
+    return NvidiaDevices(nvml, {}, 1, is_own=lambda pid: pid == OURS)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +74,7 @@ def test_only_our_own_processes_count_and_what_cannot_be_known_is_said(
 ) -> None:
     (device,) = reader(SharedNvml(processes, used)).read()
     assert (device.used_bytes // GIB, device.own) == (counted, own)
-    use = device_reader(reader(SharedNvml(processes, used)))()
-    assert (use.ratio, use.own) == (counted / 80, own)
+    assert device.ratio == counted / 80
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_once_seen_our_processes_are_not_taken_for_hidden_when_they_end() -> Non
 def test_a_neighbor_that_fills_the_device_stops_nothing_of_ours_and_is_no_peak() -> None:
     """Before our first process is listed the whole device counts; that peak is dropped with it."""
     nvml = SharedNvml({NEIGHBOR: 70}, 71)
-    read = device_reader(reader(nvml))
-    state = decide_memory(MemoryState(cap_ratio=0.8), read(), 0.0)
+    devices = reader(nvml)
+    state = decide_memory(MemoryState(cap_ratio=0.8), fullest(devices.read()), 0.0)
     assert (state.peak_bytes // GIB, state.own) == (71, False)
     nvml.processes, nvml.used = {NEIGHBOR: 40, OURS: 30}, 71
     for second in range(1, 30):
-        state = decide_memory(state, read(), float(second))
+        state = decide_memory(state, fullest(devices.read()), float(second))
     assert (state.peak_bytes // GIB, state.own, state.over_cap) == (30, True, False)
 
 

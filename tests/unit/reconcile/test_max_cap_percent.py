@@ -23,7 +23,7 @@ from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.runtime.autoscaler.inputs import read_settings
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.launch.argv import desired_argv, desired_vllm_settings
-from fleetkeeper_engine.supervisor.launch.memory_plan import CpuNeeds, plan_cpu, plan_cuda
+from fleetkeeper_engine.supervisor.launch.memory_plan import CpuNeeds, plan_cpu, plan_device
 from tests.support.plan_cluster import settle
 from tests.support.plan_world import new_world, service
 from tests.unit.engine.test_argv import LAUNCH
@@ -96,7 +96,7 @@ def test_plan_allocator_and_measurement_use_the_number_of_the_spec() -> None:
     cpu = plan_cpu(limit_bytes=10 * GIB, cap_percent=percent, needs=CpuNeeds(GIB, GIB, 1, 8 * GIB))
     assert cpu.cap_bytes == 9 * GIB
     assert cpu.kv_cache_bytes == 7 * GIB
-    cuda = plan_cuda(
+    cuda = plan_device(
         total_bytes=80 * GIB, cap_percent=percent, reserve_bytes=GIB, weights_bytes_per_rank=GIB
     )
     assert "--gpu-memory-utilization=0.8875" in desired_argv(document, cuda, LAUNCH)

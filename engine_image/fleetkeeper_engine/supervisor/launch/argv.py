@@ -1,4 +1,4 @@
-"""The arguments that start vLLM, and its environment. Pure."""
+"""The module that starts vLLM's server, its arguments and its environment. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from fleetkeeper_contract.grants import GRANTS_FILE
 from fleetkeeper_contract.traces_endpoint import TracesProtocol, signal_endpoint
+from fleetkeeper_engine.devices.interface import Accelerator
 from fleetkeeper_engine.in_vllm.settings import (
     ENVIRONMENT as VLLM_SETTINGS_ENVIRONMENT,
 )
 from fleetkeeper_engine.in_vllm.settings import (
+    FORKING_SERVER,
     MIDDLEWARE,
     SCHEDULER_FACTORY,
     TRACED_MIDDLEWARE,
@@ -22,14 +24,18 @@ from fleetkeeper_engine.spec import (
     ENVIRONMENT as DOCUMENT_ENVIRONMENT,
 )
 from fleetkeeper_engine.spec import (
-    Accelerator,
     DType,
     EngineDocument,
     Tracing,
 )
+from fleetkeeper_engine.supervisor.launch.features import Features
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
-from fleetkeeper_engine.supervisor.launch.object_storage import BUFFER_VARIABLE
+from fleetkeeper_engine.supervisor.launch.object_storage import BUFFER_VARIABLE, is_object_storage
 
+FORKED_VERSIONS = ("0.32.0",)
+"""The versions of vLLM for CPU whose starts, ends and answers were tested with forked processes."""
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 EXPORT_TIMEOUT_S = 3
 """A batch of spans is dropped if its collector does not take it in this time. A stop waits for it.
 
@@ -39,6 +45,35 @@ The Python SDK reads its variable in seconds, unlike the specification.
 NO_MEDIA_DOMAIN = "none.invalid"
 """A host that cannot exist (RFC 6761). vLLM takes an empty list of hosts as all of them."""
 MEDIA_OPTION = "allowed-media-domains"
+
+
+def decided_entry(
+    document: EngineDocument, features: Features, environment: Mapping[str, str]
+) -> tuple[str, str]:
+    """Return the module, and why vLLM's processes are spawned; "" if they are forked or vLLM decides."""
+    if document.accelerator is not Accelerator.CPU:
+        return features.entry, ""
+    reason = _why_spawned(document, features, environment)
+    return (features.entry if reason else FORKING_SERVER), reason
+
+
+def _why_spawned(
+    document: EngineDocument, features: Features, environment: Mapping[str, str]
+) -> str:
+    engine, version = document.engine, features.vllm_version
+    method, binding = environment.get(METHOD, "fork"), environment.get(BINDING, "nobind")
+    options = {*engine.options, *(engine.profile.options if engine.profile else ())}
+    reasons = {
+        f"vLLM {version} was not tested with forked ones": version not in FORKED_VERSIONS,
+        f"{METHOD} is {method}": method != "fork",
+        # The threads of a forked worker exist before it could bind them.
+        f"{BINDING} is {binding}": binding != "nobind",
+        "numa-bind starts them by another program": "numa-bind" in options,
+        # The API server exports spans from threads before it starts EngineCore.
+        "tracing is on": document.tracing is not None,
+        "threads read the model from object storage": is_object_storage(document.model.source),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +182,7 @@ def desired_environment(
         child[BUFFER_VARIABLE] = str(plan.stream_buffer_bytes)
     if document.accelerator is Accelerator.CPU:
         # vLLM binds threads by the node's cores and keeps one for itself; a pod's share is a quota.
-        child.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        child.setdefault(BINDING, "nobind")
         if launch.threads is not None:
             child.setdefault("OMP_NUM_THREADS", str(launch.threads))
         if launch.eager:

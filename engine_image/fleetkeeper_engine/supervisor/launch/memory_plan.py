@@ -1,9 +1,9 @@
 """Division of the memory cap before the engine starts. Pure.
 
 CPU: `KV cache = cap x pod limit - weights - base`, where base is what the processes take by
-themselves. CUDA: `--gpu-memory-utilization = cap - reserve`, where the reserve is for what vLLM
-does not count (NCCL that comes late, the context of other processes, the error of its CUDA-graph
-estimate).
+themselves. A device with memory of its own: `--gpu-memory-utilization = cap - reserve`, where the
+reserve is for what vLLM does not count (collective libraries that come late, the context of other
+processes, the error of its estimate for graphs).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CPU_MARGIN_RATIO = 0.05
 KV_BLOCK_TOKENS = 128
 """Tokens of a cache block on CPU. A sequence takes whole blocks."""
 
-CUDA_RESERVE_RATIO = 0.02
-CUDA_RESERVE_MIN_BYTES = 512 * MIB
-CUDA_MIN_UTILIZATION = 0.05
+DEVICE_RESERVE_RATIO = 0.02
+DEVICE_RESERVE_MIN_BYTES = 512 * MIB
+DEVICE_MIN_UTILIZATION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +130,18 @@ def plan_cpu(*, limit_bytes: int, cap_percent: int, needs: CpuNeeds) -> MemoryPl
     )
 
 
-def desired_cuda_reserve_bytes(total_bytes: int, measured_bytes: int | None = None) -> int:
+def desired_device_reserve_bytes(total_bytes: int, measured_bytes: int | None = None) -> int:
     """Return the memory outside vLLM's own count on one device.
 
     `measured_bytes` is the last start's peak above vLLM's share; half a percent of the device is
     added to it. Without a measurement the reserve is 2%, at least 512 MiB.
     """
     if measured_bytes is None:
-        return max(math.ceil(total_bytes * CUDA_RESERVE_RATIO), CUDA_RESERVE_MIN_BYTES)
+        return max(math.ceil(total_bytes * DEVICE_RESERVE_RATIO), DEVICE_RESERVE_MIN_BYTES)
     return max(measured_bytes, 0) + math.ceil(total_bytes * 0.005)
 
 
-def plan_cuda(
+def plan_device(
     *, total_bytes: int, cap_percent: int, reserve_bytes: int, weights_bytes_per_rank: int
 ) -> MemoryPlan:
     """Return the plan with the share of a device that vLLM may use.
@@ -151,7 +151,7 @@ def plan_cuda(
     """
     cap = total_bytes * cap_percent // 100
     room = cap - reserve_bytes
-    if room < weights_bytes_per_rank or room < total_bytes * CUDA_MIN_UTILIZATION:
+    if room < weights_bytes_per_rank or room < total_bytes * DEVICE_MIN_UTILIZATION:
         raise StartRefusedError(
             DeathClass.CUDA_OUT_OF_MEMORY,
             f"weights {_gib(weights_bytes_per_rank)} per device + reserve {_gib(reserve_bytes)} > "

@@ -21,8 +21,8 @@ MIB = 1024**2
 BUFFER_BYTES = 2 * GIB
 """The size of the buffers of one rank if there is room. More brings little: the streamer's authors
 measured 6% from one buffer to two, and 1.5% from two to four."""
-CUDA_HOST_SHARE = 4
-"""On CUDA the buffers of all ranks take at most this part of the pod's memory: a quarter."""
+POD_SHARE = 4
+"""If devices have memory of their own, the buffers of all ranks take at most this part of the pod's memory: a quarter."""
 
 
 def is_object_storage(source: str) -> bool:

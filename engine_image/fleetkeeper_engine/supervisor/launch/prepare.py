@@ -15,11 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleetkeeper_contract.exit_codes import DeathClass
-from fleetkeeper_engine.nvml import DeviceReader, load_nvml
+from fleetkeeper_engine.devices.cgroup import read_cpu_quota
+from fleetkeeper_engine.devices.interface import Accelerator, Devices, NoDevicesError
+from fleetkeeper_engine.devices.kinds import KINDS
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
-from fleetkeeper_engine.spec import Accelerator, DType, EngineDocument
+from fleetkeeper_engine.spec import DType, EngineDocument
 from fleetkeeper_engine.supervisor.launch import cpu_probe
-from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
+from fleetkeeper_engine.supervisor.launch.argv import (
+    Launch,
+    decided_entry,
+    desired_argv,
+    desired_environment,
+)
 from fleetkeeper_engine.supervisor.launch.downloads import (
     PACKAGE_PATH,
     Spawn,
@@ -27,7 +34,6 @@ from fleetkeeper_engine.supervisor.launch.downloads import (
     fetched_objects,
     own_environment,
 )
-from fleetkeeper_engine.supervisor.launch.entry import decided_entry
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.features import Features, find_features
 from fleetkeeper_engine.supervisor.launch.memory_plan import (
@@ -35,9 +41,9 @@ from fleetkeeper_engine.supervisor.launch.memory_plan import (
     MemoryPlan,
     activations_bytes,
     desired_cpu_base_bytes,
-    desired_cuda_reserve_bytes,
+    desired_device_reserve_bytes,
     plan_cpu,
-    plan_cuda,
+    plan_device,
     sequence_bytes,
 )
 from fleetkeeper_engine.supervisor.launch.model_files import (
@@ -47,9 +53,9 @@ from fleetkeeper_engine.supervisor.launch.model_files import (
     read_facts,
 )
 from fleetkeeper_engine.supervisor.launch.object_storage import (
-    CUDA_HOST_SHARE,
     LOAD_FORMAT,
     MIB,
+    POD_SHARE,
     desired_buffer_bytes,
     is_object_storage,
     require_streamer,
@@ -57,7 +63,6 @@ from fleetkeeper_engine.supervisor.launch.object_storage import (
 from fleetkeeper_engine.supervisor.launch.prepare_simulated import prepare_simulated
 from fleetkeeper_engine.supervisor.launch.prepared import Prepared, pod_limit_bytes
 from fleetkeeper_engine.supervisor.launch.start_measurements import read_measured
-from fleetkeeper_engine.supervisor.memory.cgroup import read_cpu_quota
 
 logger = logging.getLogger("fleetkeeper.prepare")
 
@@ -88,10 +93,13 @@ async def prepare(
     dtype = await _decided_dtype(document, facts, environment, spawn)
     key = _measured_key(document, features)
     measured = read_measured(run_directory, key)
-    devices = None
-    if document.accelerator is Accelerator.CUDA:
-        devices = _devices(document, environment)
-        plan, planned = _cuda_plan(document, facts, devices, measured)
+    kind, ranks = KINDS[document.accelerator], document.engine.tensor_parallel_size
+    try:
+        devices = kind.open(environment, ranks, pod_limit_bytes(document))
+    except NoDevicesError as error:
+        raise StartRefusedError(DeathClass.BAD_ENGINE_OPTION, str(error)) from error
+    if kind.capabilities.own_memory:
+        plan, planned = _device_plan(document, facts, devices, measured)
     else:
         plan, planned = _cpu_plan(document, facts, dtype, measured)
     if streamed:
@@ -130,9 +138,9 @@ async def prepare(
 async def _decided_dtype(
     document: EngineDocument, facts: ModelFacts, environment: Mapping[str, str], spawn: Spawn
 ) -> DType:
-    """Return the format to load in. vLLM resolves `auto` on CUDA; on CPU a 16-bit format is probed first."""
+    """Return the format to load in. On CPU a 16-bit format is probed first; elsewhere vLLM resolves `auto`."""
     wanted = document.engine.dtype
-    if document.accelerator is Accelerator.CUDA:
+    if document.accelerator is not Accelerator.CPU:
         return wanted
     dtype = facts.dtype if wanted is DType.AUTO else wanted
     if dtype is DType.FLOAT32:
@@ -164,30 +172,18 @@ def _measured_key(document: EngineDocument, features: Features) -> str:
     return hashlib.sha256(f"{features.vllm_version} {inputs}".encode()).hexdigest()[:16]
 
 
-def _devices(document: EngineDocument, environment: Mapping[str, str]) -> DeviceReader:
-    nvml = load_nvml()
-    ranks = document.engine.tensor_parallel_size
-    devices = DeviceReader(nvml, environment, ranks) if nvml else None
-    if devices is None or len(devices.read()) < ranks:
-        raise StartRefusedError(
-            DeathClass.BAD_ENGINE_OPTION,
-            f"accelerator cuda needs {ranks} NVIDIA device(s) and NVML; check that the driver is mounted and the devices are requested",
-        )
-    return devices
-
-
-def _cuda_plan(
-    document: EngineDocument, facts: ModelFacts, devices: DeviceReader, measured: int | None
+def _device_plan(
+    document: EngineDocument, facts: ModelFacts, devices: Devices, measured: int | None
 ) -> tuple[MemoryPlan, int]:
     total = min(device.total_bytes for device in devices.read())
     dtype = document.engine.dtype if document.engine.dtype is not DType.AUTO else facts.dtype
     if document.engine.dtype is DType.AUTO and dtype is DType.FLOAT32:
         dtype = DType.BFLOAT16  # vLLM loads float32 models in 16 bits by default
     weights = facts.weights_bytes(dtype, quantized=document.engine.quantization is not None)
-    plan = plan_cuda(
+    plan = plan_device(
         total_bytes=total,
         cap_percent=document.memory.cap_percent,
-        reserve_bytes=desired_cuda_reserve_bytes(total, measured),
+        reserve_bytes=desired_device_reserve_bytes(total, measured),
         weights_bytes_per_rank=weights // document.engine.tensor_parallel_size,
     )
     return plan, math.floor((plan.gpu_memory_utilization or 0.0) * total)
@@ -199,8 +195,7 @@ def _cpu_plan(
     batching, engine = document.batching, document.engine
     length = engine.max_model_length or facts.max_length
     weights = facts.weights_bytes(dtype, quantized=engine.quantization is not None)
-    # vLLM counts adapters within its own budget on CUDA; on CPU the cache's size is given without
-    # them.
+    # On CPU the cache's size is given without adapters; elsewhere vLLM counts them in its own budget.
     weights += facts.adapters_bytes(dtype)
     one = sequence_bytes(length, facts.kv_bytes_per_token(dtype))
     base = desired_cpu_base_bytes(
@@ -230,7 +225,7 @@ def _with_stream_buffer(plan: MemoryPlan, document: EngineDocument, directory: P
     """
     room = plan.kv_cache_room_bytes
     if room is None:
-        room = pod_limit_bytes(document) // CUDA_HOST_SHARE
+        room = pod_limit_bytes(document) // POD_SHARE
     buffer = desired_buffer_bytes(
         largest_bytes=largest_tensor_bytes(directory),
         room_bytes=room,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fleetkeeper_engine
 from fleetkeeper_contract.exit_codes import DeathClass
+from fleetkeeper_engine.devices.kinds import KINDS
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
 from fleetkeeper_engine.simulated.settings import (
     ENVIRONMENT,
@@ -75,6 +76,7 @@ def prepare_simulated(
         internal_token=launch.internal_token,
         measured_key="",
         planned_bytes=cap,
+        devices=KINDS[document.accelerator].open(environment, None, limit),
     )
 
 

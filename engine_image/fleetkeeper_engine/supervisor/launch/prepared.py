@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from fleetkeeper_engine.nvml import DeviceReader
+from fleetkeeper_engine.devices.cgroup import Cgroup
+from fleetkeeper_engine.devices.interface import Devices
 from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.launch.features import Features
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
-from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Prepared:
     internal_token: str
     measured_key: str
     planned_bytes: int
-    """CPU: weights and cache. CUDA: the share that vLLM may use. Use beyond this is measured."""
-    devices: DeviceReader | None = None
+    """The share of a device that vLLM may use; on CPU, weights and cache. Use beyond this is measured."""
+    devices: Devices
 
 
 def pod_limit_bytes(document: EngineDocument) -> int:

@@ -1,15 +1,11 @@
-"""Memory in use, its peak, and the memory cap. The rule is pure; readers do the I/O."""
+"""Memory in use, its peak, and the memory cap. Pure."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from pathlib import Path
 
-from fleetkeeper_engine.nvml import DeviceReader
-from fleetkeeper_engine.supervisor.memory.cgroup import Cgroup
+from fleetkeeper_engine.devices.interface import DeviceMemory
 
 SAMPLE_PERIOD_S = 0.1
 OVER_CAP_PATIENCE_S = 10.0
@@ -17,28 +13,6 @@ OVER_CAP_PATIENCE_S = 10.0
 
 FRESH_S = 5.0
 """An older sample is not exported: absent differs from unchanged."""
-FAMILY_EVERY = 10
-"""Samples between two searches for the supervisor's descendants (outside a pod)."""
-
-PROC = Path("/proc")
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """One sample. Ratios are of the device (the fullest one) or of the pod's limit."""
-
-    used_bytes: int
-    total_bytes: int
-    own: bool = True
-    """True if it covers this pod's processes alone; False if it covers a whole device."""
-
-    @property
-    def ratio(self) -> float:
-        """Return used divided by total."""
-        return self.used_bytes / self.total_bytes
-
-
-Reader = Callable[[], MemoryUse]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +36,7 @@ class MemoryState:
         return self.sampled_at is not None and now - self.sampled_at <= FRESH_S
 
 
-def decide_memory(state: MemoryState, use: MemoryUse, now: float) -> MemoryState:
+def decide_memory(state: MemoryState, use: DeviceMemory, now: float) -> MemoryState:
     """Return the state after one more sample.
 
     `over_cap` is set after 10 s above the cap, until one sample is at the cap or below it.
@@ -88,72 +62,6 @@ def decide_memory(state: MemoryState, use: MemoryUse, now: float) -> MemoryState
     )
 
 
-def pod_reader(devices: DeviceReader | None, limit_bytes: int) -> Reader:
-    """Return the reader for this pod: of its devices, of its cgroup, or of this process and its descendants."""
-    if devices is not None:
-        return device_reader(devices)
-    group = Cgroup.of_this_process()
-    # Outside a pod the cgroup holds the whole session; in a pod it is the pod's own.
-    if group is not None and (os.getpid() == 1 or group.limit_bytes() is not None):
-        return cgroup_reader(group, limit_bytes)
-    return process_reader(os.getpid(), limit_bytes)
-
-
-def cgroup_reader(group: Cgroup, total_bytes: int) -> Reader:
-    """Return a reader of the pod's cgroup."""
-
-    def read() -> MemoryUse:
-        return MemoryUse(group.used_bytes(), total_bytes)
-
-    return read
-
-
-def device_reader(devices: DeviceReader) -> Reader:
-    """Return a reader of the fullest device."""
-
-    def read() -> MemoryUse:
-        fullest = max(devices.read(), key=lambda device: device.used_bytes / device.total_bytes)
-        return MemoryUse(fullest.used_bytes, fullest.total_bytes, fullest.own)
-
-    return read
-
-
-def process_reader(root_pid: int, total_bytes: int, proc: Path = PROC) -> Reader:
-    """Return a reader of a process and its descendants, for runs where the cgroup holds other programs too.
-
-    Descendants are searched for every tenth sample, because vLLM has hundreds of threads to read.
-    """
-    family: list[int] = []
-    samples = count()
-
-    def read() -> MemoryUse:
-        if next(samples) % FAMILY_EVERY == 0:
-            family[:] = descendants(root_pid, proc)
-        return MemoryUse(sum(_unshared_bytes(proc / str(pid)) for pid in family), total_bytes)
-
-    return read
-
-
-def descendants(root_pid: int, proc: Path = PROC) -> Iterable[int]:
-    """Yield a process and all its descendants; those that end in the meantime are left out."""
-    waiting = [root_pid]
-    while waiting:
-        pid = waiting.pop()
-        yield pid
-        try:
-            for task in (proc / str(pid) / "task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
-        except OSError:
-            continue
-
-
-def _unshared_bytes(process: Path) -> int:
-    try:
-        text = (process / "status").read_text()
-    except OSError:
-        return 0
-    kilobytes = 0
-    for line in text.splitlines():
-        if line.startswith(("RssAnon:", "RssShmem:")):
-            kilobytes += int(line.split()[1])
-    return kilobytes * 1024
+def fullest(devices: Sequence[DeviceMemory]) -> DeviceMemory:
+    """Return the memory of the fullest device, which the cap is about."""
+    return max(devices, key=lambda device: device.ratio)

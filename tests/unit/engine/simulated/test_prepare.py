@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from fleetkeeper_contract.exit_codes import DeathClass
+from fleetkeeper_engine.devices.cpu import PodMemory
 from fleetkeeper_engine.simulated.options import parse_options
 from fleetkeeper_engine.simulated.settings import ENVIRONMENT, Fault, SimulationSettings
 from fleetkeeper_engine.spec import InvalidDocumentError, parse_document
@@ -56,7 +57,7 @@ async def test_the_child_gets_vllms_arguments(tmp_path: Path) -> None:
     assert options.served_model_names == ("chat",)
     assert options.adapters == {"poet": "org/poet"}
     assert found.features.vllm_version.startswith("simulated-")
-    assert found.devices is None
+    assert isinstance(found.devices, PodMemory)
     assert found.plan.kv_cache_bytes is None
 
 

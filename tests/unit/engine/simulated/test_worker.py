@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from fleetkeeper_engine.devices.simulated import FRAGMENTING_S
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.simulated.faults import out_of_memory_text, schedule_faults
 from fleetkeeper_engine.simulated.settings import Fault
-from fleetkeeper_engine.simulated.worker import FRAGMENTING_S, Workers
+from fleetkeeper_engine.simulated.worker import Workers
 from fleetkeeper_engine.supervisor.termination import classify_death
 
 

@@ -1,4 +1,4 @@
-"""Memory of the pod's NVIDIA devices, through nvidia-ml-py.
+"""NVIDIA devices: their memory through nvidia-ml-py, and torch's allocator on them.
 
 A device may be shared (time slicing, MPS), so only the memory of this pod's processes counts. NVML
 does not always know which those are: in a container the driver may hide process ids or omit their
@@ -12,10 +12,18 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, cast
 
+from fleetkeeper_engine.devices.interface import (
+    Allocator,
+    Capabilities,
+    DeviceMemory,
+    NoDevicesError,
+)
+from fleetkeeper_engine.devices.processes import is_descendant
+
 DRIVER_LIBRARY = "libnvidia-ml.so.1"
+PROCESS_LIST = "NVML"
 
 
 class Nvml(Protocol):
@@ -40,17 +48,6 @@ class Nvml(Protocol):
         """Return processes with a compute context: pid, and usedGpuMemory or None if it is not available."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """The memory of one device."""
-
-    used_bytes: int
-    """In use by this pod's processes; by all processes if `own` is False."""
-    total_bytes: int
-    own: bool
-    """Whether NVML listed this pod's processes."""
-
-
 def load_nvml() -> Nvml | None:
     """Return the library, connected; None without a driver or nvidia-ml-py."""
     try:
@@ -66,14 +63,14 @@ def load_nvml() -> Nvml | None:
     return cast("Nvml", library)
 
 
-class DeviceReader:
-    """Reader of the devices that vLLM uses: the first `ranks` of CUDA_VISIBLE_DEVICES."""
+class NvidiaDevices:
+    """The devices that vLLM uses: the first `ranks` of CUDA_VISIBLE_DEVICES."""
 
     def __init__(
         self,
         nvml: Nvml,
         environment: Mapping[str, str],
-        ranks: int,
+        ranks: int | None,
         is_own: Callable[[int], bool] | None = None,
     ) -> None:
         self._nvml = nvml
@@ -131,24 +128,6 @@ def process_bytes(nvml: Nvml, environment: Mapping[str, str], index: int, pid: i
     return sum(map(int, used)) if used and None not in used else None
 
 
-def is_descendant(pid: int, root: int | None = None, proc: Path = Path("/proc")) -> bool:
-    """Return whether a process descends from `root` (default: this process). An ended one does not."""
-    root = os.getpid() if root is None else root
-    # A container's pid 1 has no CUDA context, so a listed pid 1 is the node's.
-    above = _parent(pid, proc) if pid != root else None
-    while above is not None and above > 1 and above != root:
-        above = _parent(above, proc)
-    return above == root
-
-
-def _parent(pid: int, proc: Path) -> int | None:
-    try:
-        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[1])
-
-
 def nvml_handle(nvml: Nvml, name: str) -> Any:  # noqa: ANN401 - an opaque handle of NVML
     """Return the handle of a device named by index or UUID, as in CUDA_VISIBLE_DEVICES."""
     if name.isdigit():
@@ -161,3 +140,78 @@ def _visible(nvml: Nvml, environment: Mapping[str, str]) -> Sequence[str]:
     if named:
         return [word.strip() for word in named.split(",")]
     return [str(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchAllocator:
+    """Torch's allocator of one device. Torch is imported only in a worker whose device is set."""
+
+    index: int
+
+    @property
+    def process_list(self) -> str:
+        """Return the name of what lists a device's processes."""
+        return PROCESS_LIST
+
+    def memory(self) -> tuple[int, int]:
+        """Return free and total bytes of the device."""
+        import torch  # noqa: PLC0415 - only in a worker whose device is set
+
+        free, total = torch.cuda.mem_get_info(self.index)
+        return int(free), int(total)
+
+    def reserved_bytes(self) -> int:
+        """Return the bytes that this process's allocator has reserved."""
+        import torch  # noqa: PLC0415 - as above
+
+        return int(torch.cuda.memory_reserved(self.index))
+
+    def allocated_bytes(self) -> int:
+        """Return the reserved bytes that are allocated."""
+        import torch  # noqa: PLC0415 - as above
+
+        return int(torch.cuda.memory_allocated(self.index))
+
+    def own_bytes(self) -> int | None:
+        """Return the bytes of this process on the device, as NVML lists them."""
+        nvml = load_nvml()
+        return None if nvml is None else process_bytes(nvml, os.environ, self.index, os.getpid())
+
+    def set_fraction(self, fraction: float) -> None:
+        """Limit the allocator to a fraction of the device's memory."""
+        import torch  # noqa: PLC0415 - as above
+
+        torch.cuda.set_per_process_memory_fraction(fraction, self.index)
+
+
+class Nvidia:
+    """NVIDIA devices as a kind of accelerator."""
+
+    name = "nvidia"
+    capabilities = Capabilities(own_memory=True, allocator_limit=True)
+    process_list = PROCESS_LIST
+    out_of_memory = r"CUDA out of memory|torch\.cuda\.OutOfMemoryError|CUDA error: out of memory"
+
+    def missing(self) -> str:
+        """Return what this machine lacks."""
+        return "" if load_nvml() else "driver or nvidia-ml-py missing"
+
+    def open(
+        self, environment: Mapping[str, str], ranks: int | None, _pod_bytes: int
+    ) -> NvidiaDevices:
+        """Return the first `ranks` of the visible devices.
+
+        Raises:
+            NoDevicesError: if there are fewer, or no driver.
+        """
+        nvml = load_nvml()
+        devices = NvidiaDevices(nvml, environment, ranks) if nvml else None
+        if devices is None or (ranks is not None and len(devices.read()) < ranks):
+            raise NoDevicesError(
+                f"accelerator cuda needs {ranks} NVIDIA device(s) and NVML; check that the driver is mounted and the devices are requested"
+            )
+        return devices
+
+    def allocator(self, device: Any) -> Allocator | None:  # noqa: ANN401 - a device of torch
+        """Return torch's allocator of a CUDA device."""
+        return TorchAllocator(int(device.index or 0)) if device.type == "cuda" else None

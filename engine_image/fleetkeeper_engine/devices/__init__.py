@@ -1,0 +1,1 @@
+"""Kinds of accelerators: what differs between them, behind the protocols of `interface`."""
