@@ -151,7 +151,7 @@ def generated_files() -> dict[str, str]:
 
 
 def _metrics() -> Iterator[str]:
-    contract = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())
+    contract = json.loads((ROOT / "engine_image/schemas/metrics.json").read_text())
     yield "# Metrics"
     yield ""
     yield "Names and labels are stable for dashboards and alerts. Times are in seconds, ratios between 0 and 1. The"

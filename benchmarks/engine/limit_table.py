@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from clients import clients_at
 
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from tests.support.inside_engine import SETTINGS, InsideEngine, client
 
 TOKENS = 32

@@ -36,4 +36,4 @@ def contract_files() -> dict[str, str]:
             "detail": "up to 2048 bytes of the engine's last output",
         },
     }
-    return {"engine_image/contract/exit-codes.json": json.dumps(table, indent=2) + "\n"}
+    return {"engine_image/schemas/exit-codes.json": json.dumps(table, indent=2) + "\n"}

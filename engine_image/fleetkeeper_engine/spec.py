@@ -1,7 +1,7 @@
 """The document that specifies an engine: JSON in the environment variable FLEETKEEPER_ENGINE.
 
 The operator renders it and the supervisor reads it. Its JSON schema is generated into
-engine_image/contract/engine-document.schema.json, and both sides are tested against that file.
+engine_image/schemas/engine-document.schema.json, and both sides are tested against that file.
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ def contract_files() -> dict[str, str]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["$id"] = "https://fleetkeeper.io/contract/engine-document.schema.json"
     return {
-        "engine_image/contract/engine-document.schema.json": json.dumps(
+        "engine_image/schemas/engine-document.schema.json": json.dumps(
             schema, indent=2, sort_keys=True
         )
         + "\n"

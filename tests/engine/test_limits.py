@@ -228,7 +228,7 @@ CHOICES = """
 from types import SimpleNamespace
 from vllm.config import SchedulerConfig
 from fleetkeeper_engine.in_vllm.scheduler import chosen_class, live_scheduler, mixed_into
-from fleetkeeper_engine.in_vllm.settings import SCHEDULER_FACTORY
+from fleetkeeper_engine.in_vllm.vllm_settings import SCHEDULER_FACTORY
 import json
 found = {}
 for name, asynchronous, diffusion in (("sync", False, None), ("async", True, None), ("diffusion", True, 1)):

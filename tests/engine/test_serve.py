@@ -17,7 +17,7 @@ import pytest
 from tests.support.signer import Signer
 from tests.support.supervised_engine import EXTRA_ARGUMENT, RunningEngine
 
-CONTRACT = Path(__file__).resolve().parents[2] / "engine_image" / "contract"
+CONTRACT = Path(__file__).resolve().parents[2] / "engine_image" / "schemas"
 MB = 10**6
 GIVEN_BACK_S = 30.0
 """The period in which the supervisor gives back memory."""

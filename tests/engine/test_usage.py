@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, INTERNAL_HEADER, SCHEDULER_FACTORY
-from fleetkeeper_engine.shm.ledger import FILE, Entry, Head, LedgerReader, Tokens
+from fleetkeeper_engine.in_vllm.vllm_settings import ENVIRONMENT, INTERNAL_HEADER, SCHEDULER_FACTORY
+from fleetkeeper_engine.shm.ledger import FILE, Entry, LedgerHead, LedgerReader, Tokens
 from tests.support.grants import GrantKey, grants_text, write_grants
 from tests.support.inside_engine import MODEL, TOKEN, InsideEngine, client
 from tests.support.supervised_engine import RunningEngine
@@ -80,7 +80,7 @@ class Bench:
             engine.until_idle,
         )
 
-    def read(self) -> tuple[Head, list[Entry]]:
+    def read(self) -> tuple[LedgerHead, list[Entry]]:
         reader = LedgerReader.open(self.ledger)
         assert reader is not None
         with reader:
@@ -221,7 +221,7 @@ async def load(bench: Bench, dice: random.Random, count: int) -> AsyncIterator[N
     await bench.until_idle()
 
 
-async def settled(bench: Bench) -> tuple[Head, list[Entry], Tokens, int]:
+async def settled(bench: Bench) -> tuple[LedgerHead, list[Entry], Tokens, int]:
     """The ledger and the counters once they are equal, or what they are after a minute."""
     deadline = asyncio.get_running_loop().time() + 60
     while True:

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
-from fleetkeeper_engine.simulated.settings import VERSION_TEXT
+from fleetkeeper_engine.simulated.simulation_settings import VERSION_TEXT
 from fleetkeeper_engine.supervisor.supervisor import START_POLL_S
 from fleetkeeper_steps.hardware import known_hardware
 from tests.simulated.conftest import MIB, StartSimulated

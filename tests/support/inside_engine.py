@@ -18,7 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
-from fleetkeeper_engine.in_vllm.settings import (
+from fleetkeeper_engine.in_vllm.vllm_settings import (
     ENVIRONMENT,
     FORKING_SERVER,
     INTERNAL_HEADER,

@@ -11,7 +11,7 @@ from typing import Any
 from fleetkeeper_engine.in_vllm.http.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.in_vllm.http.bodies import BodyLimits
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 
 GUARD_S = 60.0
 PART_BYTES = 65_536

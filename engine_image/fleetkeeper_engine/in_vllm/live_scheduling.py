@@ -39,13 +39,13 @@ from fleetkeeper_engine.in_vllm.scheduler_facts import (
     waiting_requests,
     whole,
 )
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.in_vllm.stats import (
     Flight,
     SchedulerRecord,
     Waiting,
     prefill_tokens_of,
 )
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.limits import LimitRange, Limits, limits_change_at, limits_in_force
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region

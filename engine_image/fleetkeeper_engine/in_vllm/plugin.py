@@ -23,7 +23,7 @@ from typing import Any
 from fleetkeeper_engine.devices.interface import Allocator
 from fleetkeeper_engine.devices.kinds import allocator_of
 from fleetkeeper_engine.in_vllm.seeds import keep_generators
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import CapBlock, LoadBlock
 from fleetkeeper_engine.shm.region import Region
 

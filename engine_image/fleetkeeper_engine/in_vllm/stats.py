@@ -23,7 +23,6 @@ from fleetkeeper_contract.tiers import TIERS
 from fleetkeeper_engine.in_vllm.priority import Origin, request_of
 from fleetkeeper_engine.in_vllm.scheduler_facts import tokens_sent
 from fleetkeeper_engine.shm.layout import HEARTBEAT, SCHEDULER, Cells
-from fleetkeeper_engine.shm.step_sums import products
 
 _SEEN_REQUESTS = 8192
 _MAX_FLIGHTS = 64
@@ -236,3 +235,24 @@ def prefill_tokens_of(
         return sum(scheduled) - scheduled.count(1) + new.count(1)
     small_new = sum(some for some in new if some <= decode_tokens)
     return small_new + sum(some for some in scheduled if some > decode_tokens)
+
+
+def products(prefill: float, sequences: float, kv: float, seconds: float) -> tuple[float, ...]:
+    """Return what one step adds to each of `step_terms.TERMS`, the sums of the step-time model."""
+    return (
+        1.0,
+        prefill,
+        sequences,
+        kv,
+        seconds,
+        prefill * prefill,
+        prefill * sequences,
+        prefill * kv,
+        prefill * seconds,
+        sequences * sequences,
+        sequences * kv,
+        sequences * seconds,
+        kv * kv,
+        kv * seconds,
+        seconds * seconds,
+    )

@@ -60,7 +60,7 @@ def _lines(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockPlace:
     """The position of a block: the offset of its first slot and the size of its payload."""
 
     offset: int
@@ -76,7 +76,7 @@ class Place:
         return self.offset + 2 * slot_size(self.payload)
 
 
-def places(ranks: int) -> tuple[Place, ...]:
+def places(ranks: int) -> tuple[BlockPlace, ...]:
     """Return the blocks of a region: supervisor, middleware, scheduler, then two for each rank.
 
     The memory caps of all ranks come before the loads of all ranks.
@@ -85,26 +85,26 @@ def places(ranks: int) -> tuple[Place, ...]:
     return tuple(_laid_out([SUPERVISOR.size, MIDDLEWARE.size, SCHEDULER.size, *of_ranks]))
 
 
-def _laid_out(sizes: Iterable[int]) -> Iterable[Place]:
+def _laid_out(sizes: Iterable[int]) -> Iterable[BlockPlace]:
     offset = HEARTBEAT_AT + _lines(HEARTBEAT.size)
     for size in sizes:
-        place = Place(offset, size)
+        place = BlockPlace(offset, size)
         yield place
         offset = place.end
 
 
-def checksum(nonce: int, place: Place, sequence: int, payload: bytes | memoryview) -> int:
+def checksum(nonce: int, place: BlockPlace, sequence: int, payload: bytes | memoryview) -> int:
     """Return the CRC-32 over the nonce, the offset, the sequence number and the payload."""
     return zlib.crc32(payload, zlib.crc32(_COVERED.pack(nonce, place.offset, sequence)))
 
 
-def seal(nonce: int, place: Place, sequence: int, payload: bytes | memoryview) -> bytes:
+def seal(nonce: int, place: BlockPlace, sequence: int, payload: bytes | memoryview) -> bytes:
     """Return the bytes of a slot."""
     head = SLOT_HEAD.pack(sequence, len(payload), checksum(nonce, place, sequence, payload))
     return head + payload + SLOT_TAIL.pack(sequence)
 
 
-def unseal(nonce: int, place: Place, slot: bytes) -> tuple[int, bytes] | None:
+def unseal(nonce: int, place: BlockPlace, slot: bytes) -> tuple[int, bytes] | None:
     """Return sequence number and payload of a slot; None if it is empty, torn or of another start."""
     sequence, length, found = SLOT_HEAD.unpack_from(slot)
     if sequence == 0 or length != place.payload:

@@ -112,7 +112,7 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class LedgerHead:
     """The state of a ledger after its newest entry."""
 
     newest: int = 0
@@ -132,7 +132,7 @@ def path_of_environment(environment: Mapping[str, str] = os.environ) -> Path | N
 class LedgerWriter:
     """The API server's side."""
 
-    def __init__(self, file: int, capacity: int, boot: str, head: Head) -> None:
+    def __init__(self, file: int, capacity: int, boot: str, head: LedgerHead) -> None:
         self._file = file
         self._capacity = capacity
         self.boot = boot
@@ -155,13 +155,13 @@ class LedgerWriter:
         descriptor, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             os.pwrite(descriptor, _sealed(_HEADER.pack(_MAGIC, capacity, boot)), 0)
-            os.pwrite(descriptor, _pack_head(Head()), _HEAD_AT)
+            os.pwrite(descriptor, _pack_head(LedgerHead()), _HEAD_AT)
             Path(made).replace(path)
         except BaseException:
             os.close(descriptor)
             Path(made).unlink(missing_ok=True)
             raise
-        return cls(descriptor, capacity, boot.hex(), Head())
+        return cls(descriptor, capacity, boot.hex(), LedgerHead())
 
     def write(self, entry: Entry) -> None:
         """Append an entry. Its number and its sums count even if the file cannot be written.
@@ -232,17 +232,17 @@ class LedgerReader:
         """Close the file."""
         os.close(self._file)
 
-    def head(self) -> Head | None:
+    def head(self) -> LedgerHead | None:
         """Return the head; None if it cannot be read whole."""
         for _ in range(_TRIES):
             data = os.pread(self._file, _HEAD.size + _CHECKSUM.size, _HEAD_AT)
             known = _unsealed(data, _HEAD.size)
             if known is not None:
                 newest, errors, counting, sums = _HEAD.unpack(known)
-                return Head(newest, errors, counting, Sums.unpack(sums))
+                return LedgerHead(newest, errors, counting, Sums.unpack(sums))
         return None
 
-    def oldest(self, head: Head) -> int:
+    def oldest(self, head: LedgerHead) -> int:
         """Return the number of the oldest entry that the ring still has (1 if there is none)."""
         return max(1, head.newest - self.capacity + 1)
 
@@ -284,7 +284,7 @@ def _unsealed(data: bytes, size: int) -> bytes | None:
     return data[:size] if zlib.crc32(data[:size]) == checksum else None
 
 
-def _pack_head(head: Head) -> bytes:
+def _pack_head(head: LedgerHead) -> bytes:
     return _sealed(_HEAD.pack(head.newest, head.errors, head.counting, head.sums.pack()))
 
 

@@ -7,8 +7,8 @@ import logging
 import sys
 
 from fleetkeeper_engine.simulated.options import parse_options
-from fleetkeeper_engine.simulated.server import Simulation
-from fleetkeeper_engine.simulated.settings import SimulationSettings
+from fleetkeeper_engine.simulated.server import SimulatedServer
+from fleetkeeper_engine.simulated.simulation_settings import SimulationSettings
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     settings = SimulationSettings.of_environment()
 
     async def run() -> bool:
-        return await Simulation(options, settings).run()
+        return await SimulatedServer(options, settings).run()
 
     sys.exit(0 if asyncio.run(run()) else 1)
 

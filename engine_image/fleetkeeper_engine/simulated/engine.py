@@ -19,7 +19,7 @@ from fleetkeeper_engine.simulated.processor import (
     OutputProcessor,
 )
 from fleetkeeper_engine.simulated.series import Gauges, Series
-from fleetkeeper_engine.simulated.settings import SimulationSettings
+from fleetkeeper_engine.simulated.simulation_settings import SimulationSettings
 from fleetkeeper_steps.costs import StepCosts
 
 logger = logging.getLogger("vllm.fleetkeeper")

@@ -1,27 +1,34 @@
-"""The process of a simulated engine: the stages of a start, the API server, and its end."""
+"""The process of a simulated engine: the stages of a start, the API server, faults, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import uvicorn
 
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.devices.simulated import DEVICE_BYTES
 from fleetkeeper_engine.in_vllm.usage.hooks import MODULE as OUTPUT_PROCESSOR
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.simulated import processor
 from fleetkeeper_engine.simulated.engine import Engine
-from fleetkeeper_engine.simulated.faults import desired_actions, schedule_faults
 from fleetkeeper_engine.simulated.http.app import Api, with_middleware
 from fleetkeeper_engine.simulated.options import Options
-from fleetkeeper_engine.simulated.settings import SimulationSettings
+from fleetkeeper_engine.simulated.processor import EngineDeadError
+from fleetkeeper_engine.simulated.simulation_settings import SimulationSettings, TimedFault
 from fleetkeeper_engine.simulated.worker import Workers
+
+logger = logging.getLogger("vllm.fleetkeeper")
+
+Action = Callable[[], None]
 
 BACKLOG = 2048
 GRACE_S = 5
@@ -52,7 +59,7 @@ class _Server(uvicorn.Server):
         self.should_exit = self.force_exit = True
 
 
-class Simulation:
+class SimulatedServer:
     """One simulated engine: its parts, and the stages of its start."""
 
     def __init__(self, options: Options, settings: SimulationSettings) -> None:
@@ -110,3 +117,47 @@ class Simulation:
         self._engine.start()
         actions = desired_actions(self._engine, self._workers)
         schedule_faults(self._settings.faults, actions)
+
+
+def schedule_faults(faults: Iterable[TimedFault], actions: Mapping[str, Action]) -> None:
+    """Let each fault happen at its time, counted from now."""
+    loop = asyncio.get_running_loop()
+    for fault in faults:
+        loop.call_later(fault.after_s, _happen, fault.kind, actions[fault.kind])
+
+
+def desired_actions(engine: Engine, workers: Workers) -> dict[str, Action]:
+    """Return what each kind of fault does."""
+
+    def exhaust() -> None:
+        sys.stderr.write(out_of_memory_text(os.getpid()))
+        sys.stderr.flush()
+        engine.die(EngineDeadError())
+
+    return {
+        "Freeze": engine.core.freeze,
+        "Crash": _crash,
+        "OutOfMemory": exhaust,
+        "Fragmentation": workers.fragment,
+    }
+
+
+def out_of_memory_text(pid: int) -> str:
+    """Return what vLLM and torch write when a step does not fit into the accelerator's memory."""
+    total = DEVICE_BYTES / 1024**3
+    prefix = f"(EngineCore pid={pid}) ERROR [core.py]"
+    return (
+        f"{prefix} EngineCore encountered a fatal error.\n"
+        f"{prefix} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+        f"total capacity of {total:.2f} GiB of which 1.21 GiB is free. (simulated)\n"
+    )
+
+
+def _crash() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _happen(kind: str, action: Action) -> None:
+    logger.warning("simulated fault %s", kind)
+    action()

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER
+from fleetkeeper_engine.in_vllm.vllm_settings import INTERNAL_HEADER
 from fleetkeeper_engine.spec import EngineDocument
 
 GENERATION_TIMEOUT_S = 600.0

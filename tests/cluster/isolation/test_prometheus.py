@@ -239,7 +239,7 @@ def test_the_documented_scrape_has_the_limits_of_the_monitors() -> None:
 
 def test_monitors_bound_a_scrape_and_an_engine_stays_far_below() -> None:
     """Ten times the contract's series; labels and bytes are bounded too."""
-    metrics = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())["metrics"]
+    metrics = json.loads((ROOT / "engine_image/schemas/metrics.json").read_text())["metrics"]
     series = sum(
         prod(len(values) for values in (row.get("values") or {}).values())
         * (len(row["edges"]) + 3 if row["type"] == "histogram" else 1)

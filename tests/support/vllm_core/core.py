@@ -21,7 +21,7 @@ from vllm.v1.metrics.stats import IterationStats
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, SCHEDULER_FACTORY, VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import ENVIRONMENT, SCHEDULER_FACTORY, VllmSettings
 from fleetkeeper_engine.shm.layout import SchedulerBlock, SupervisorBlock
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION
 from fleetkeeper_engine.shm.region import Region

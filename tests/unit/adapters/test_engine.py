@@ -303,7 +303,7 @@ def test_a_missing_metric_is_named(name: str) -> None:
 
 def test_the_table_is_the_engines_contract() -> None:
     """Every series and label value we read is one that engines export."""
-    table = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())
+    table = json.loads((ROOT / "engine_image/schemas/metrics.json").read_text())
     exported: dict[str, set[str]] = {}
     for row in table["metrics"]:
         values = {value for held in (row.get("values") or {}).values() for value in held} or {""}

@@ -40,7 +40,7 @@ def test_an_objective_below_the_first_edge_is_judged_at_it() -> None:
 
 def test_edges_equal_the_engines_contract() -> None:
     """The engine and the operator have the same table."""
-    table = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())
+    table = json.loads((ROOT / "engine_image/schemas/metrics.json").read_text())
     edges = {row["name"]: tuple(row["edges"]) for row in table["metrics"] if "edges" in row}
     assert edges["fleetkeeper_queue_wait_seconds"] == QUEUE_WAIT_EDGES_S
     assert edges["fleetkeeper_batch_time_seconds"] == BATCH_TIME_EDGES_S

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import ENVIRONMENT, VllmSettings
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.shm.region import Region
 

@@ -12,7 +12,7 @@ from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.rules import (
     Candidate,
     DrainRate,
-    Head,
+    QueueHead,
     Room,
     decide_next,
     fits_alone,
@@ -45,7 +45,7 @@ def head(arrival_s: float, sequences: int = 1) -> Candidate:
     ],
 )
 def test_the_order_of_release(
-    heads: tuple[Head | None, ...],
+    heads: tuple[QueueHead | None, ...],
     held_by: tuple[int, int, int],
     expected: tuple[Tier, ReleaseReason] | None,
 ) -> None:
@@ -145,7 +145,7 @@ HELD = st.tuples(*[st.integers(0, 40)] * 3)
 @examples(100, guarded=True)
 @given(HEADS, HELD, ROOMS, st.integers(1, 2 * 10**9))
 def test_a_release_stays_within_room_share_and_reserve(
-    heads: tuple[Head | None, ...], held_by: tuple[int, int, int], room: Room, now_us: int
+    heads: tuple[QueueHead | None, ...], held_by: tuple[int, int, int], room: Room, now_us: int
 ) -> None:
     """Whatever waits and is held: only a tier that waits, within the total, and within its limits."""
     chosen = decide_next(heads, held_by, room, RULE, now_us)
@@ -169,7 +169,7 @@ def test_a_release_stays_within_room_share_and_reserve(
 @examples(100, guarded=True)
 @given(HEADS, ROOMS, st.integers(1, 2 * 10**9))
 def test_an_empty_engine_always_takes_something(
-    heads: tuple[Head | None, ...], room: Room, now_us: int
+    heads: tuple[QueueHead | None, ...], room: Room, now_us: int
 ) -> None:
     """With nothing held nothing can hold a request back, however large it is: no deadlock."""
     chosen = decide_next(heads, (0, 0, 0), room, RULE, now_us)
@@ -182,7 +182,7 @@ def test_a_request_alone_is_decided_as_among_others(
     tier: Tier, sequences: int, held_by: tuple[int, int, int], room: Room, now_us: int
 ) -> None:
     """The short way, past the queue, says what the long one would."""
-    heads: list[Head | None] = [None, None, None]
+    heads: list[QueueHead | None] = [None, None, None]
     heads[tier] = Candidate(sequences, now_us)
     among = decide_next(heads, held_by, room, RULE, now_us)
     assert fits_alone(tier, sequences, held_by, room) == (among == (tier, ReleaseReason.ORDINARY))

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as SETTINGS
-from fleetkeeper_engine.in_vllm.settings import MIDDLEWARE, SCHEDULER_FACTORY, TRACED_MIDDLEWARE
+from fleetkeeper_engine.in_vllm.vllm_settings import ENVIRONMENT as SETTINGS
+from fleetkeeper_engine.in_vllm.vllm_settings import (
+    MIDDLEWARE,
+    SCHEDULER_FACTORY,
+    TRACED_MIDDLEWARE,
+)
 from fleetkeeper_engine.spec import DType
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper_engine.in_vllm.settings import FORKING_SERVER
+from fleetkeeper_engine.in_vllm.vllm_settings import FORKING_SERVER
 from fleetkeeper_engine.supervisor.launch.argv import FORKED_VERSIONS, decided_entry
 from fleetkeeper_engine.supervisor.launch.features import Features
 from tests.support.engine_documents import a_document

@@ -25,7 +25,7 @@ from fleetkeeper_engine.in_vllm.http.grants.identity import GrantIdentity, ident
 from fleetkeeper_engine.in_vllm.http.grants.refusals import GrantRefusedError
 from fleetkeeper_engine.in_vllm.http.grants.used import UsedGrants
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER
+from fleetkeeper_engine.in_vllm.vllm_settings import INTERNAL_HEADER
 from fleetkeeper_engine.shm.layout import GrantRefusal
 from fleetkeeper_engine.shm.region import Region
 from tests.support.grants import SERVICE, GrantKey, baggage, bearer, grants_text, write_grants
@@ -425,7 +425,7 @@ def test_an_engine_without_a_file_demands_nothing_and_loads_no_library_for_signa
 ) -> None:
     code = (
         "import sys; from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware;"
-        "from fleetkeeper_engine.in_vllm.settings import VllmSettings;"
+        "from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings;"
         "app = TierMiddleware(None, VllmSettings(grants_file=sys.argv[1]));"
         "print(app._grants.demanded, sorted({'jwt', 'cryptography'} & set(sys.modules)))"
     )

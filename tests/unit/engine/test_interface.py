@@ -21,8 +21,8 @@ from fleetkeeper_contract.tiers import TIER_LABELS
 from fleetkeeper_engine import cli
 from fleetkeeper_engine.cli import DEFAULT_RUN, DEFAULT_TERMINATION, RUN_ENVIRONMENT
 from fleetkeeper_engine.cli import TERMINATION_ENVIRONMENT as TERMINATION
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT as SETTINGS
-from fleetkeeper_engine.in_vllm.settings import (
+from fleetkeeper_engine.in_vllm.vllm_settings import ENVIRONMENT as SETTINGS
+from fleetkeeper_engine.in_vllm.vllm_settings import (
     INTERNAL_HEADER,
     MIDDLEWARE,
     SCHEDULER_FACTORY,
@@ -41,7 +41,7 @@ from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_engine.tools.install import LAUNCHER
 
 ROOT = Path(__file__).resolve().parents[3]
-CONTRACT = ROOT / "engine_image" / "contract"
+CONTRACT = ROOT / "engine_image" / "schemas"
 
 NAMED_TO_OTHERS = {
     "console script": "fleetkeeper_engine.cli:main",

@@ -21,7 +21,7 @@ from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.asgi import Receive, Scope, Send
 from fleetkeeper_engine.in_vllm.http.latencies import LatencyRecord, StreamTimer, stream_of
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, MiddlewareBlock, SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from tests.support.middleware_calls import GUARD_S, Call

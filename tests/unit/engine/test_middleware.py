@@ -16,7 +16,7 @@ from fleetkeeper_engine.in_vllm.http import dispatcher
 from fleetkeeper_engine.in_vllm.http.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
 from fleetkeeper_engine.in_vllm.priority import PriorityRule
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import INTERNAL_HEADER, VllmSettings
 from fleetkeeper_engine.shm.layout import MiddlewareBlock, Outcome, SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 

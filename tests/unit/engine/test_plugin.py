@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_engine.in_vllm import plugin
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import ENVIRONMENT, VllmSettings
 from fleetkeeper_engine.shm.layout import CapBlock
 from fleetkeeper_engine.shm.region import Region
 

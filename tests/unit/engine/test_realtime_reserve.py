@@ -19,7 +19,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
     active_sequences,
     reserve_of,
 )
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 from tests.support.lanes import keep_first
 

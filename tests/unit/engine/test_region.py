@@ -27,6 +27,7 @@ from fleetkeeper_contract.histogram_buckets import (
 )
 from fleetkeeper_contract.step_terms import TERMS
 from fleetkeeper_contract.tiers import Tier
+from fleetkeeper_engine.in_vllm.stats import products
 from fleetkeeper_engine.shm.codec import VERSION, pack_header, places, seal, unpack_header, unseal
 from fleetkeeper_engine.shm.layout import (
     CAP,
@@ -44,7 +45,6 @@ from fleetkeeper_engine.shm.layout import (
     SupervisorBlock,
 )
 from fleetkeeper_engine.shm.region import Region
-from fleetkeeper_engine.shm.step_sums import products
 
 LAYOUTS: tuple[Layout[Any], ...] = (SUPERVISOR, MIDDLEWARE, SCHEDULER, HEARTBEAT, CAP, LOAD)
 _VALUES = {

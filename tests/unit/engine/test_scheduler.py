@@ -19,7 +19,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import (
     reserve_of,
 )
 from fleetkeeper_engine.in_vllm.scheduler import chosen_class, live_scheduler, mixed_into
-from fleetkeeper_engine.in_vllm.settings import ENVIRONMENT, VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import ENVIRONMENT, VllmSettings
 from fleetkeeper_engine.shm.layout import SCHEDULER, SupervisorBlock
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.shm.region import Region

@@ -12,7 +12,7 @@ from fleetkeeper_contract.step_terms import TERMS
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 from fleetkeeper_engine.in_vllm.scheduler import mixed_into
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from tests.support.scheduler_stand_in import (

@@ -18,7 +18,7 @@ from fleetkeeper_engine.spec import (
     read_document,
 )
 
-CONTRACT = Path(__file__).resolve().parents[3] / "engine_image" / "contract"
+CONTRACT = Path(__file__).resolve().parents[3] / "engine_image" / "schemas"
 SCHEMA = json.loads((CONTRACT / "engine-document.schema.json").read_text())
 
 

@@ -32,7 +32,7 @@ from fleetkeeper_engine.in_vllm.http.span_export import (
     start_tracer,
 )
 from fleetkeeper_engine.in_vllm.http.tracing import TracedTierMiddleware
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER, VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import INTERNAL_HEADER, VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.supervisor.launch.argv import desired_environment

@@ -17,9 +17,9 @@ import pytest
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.grants.identity import SCOPE_KEY, GrantIdentity
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
 from fleetkeeper_engine.in_vllm.usage.hooks import MODULE, hook, install
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.ledger import Entry, LedgerReader, LedgerWriter, Tokens
 from tests.support.middleware_calls import Call
 

@@ -12,7 +12,7 @@ import pytest
 from fleetkeeper_contract.bodies.outline import PART_BYTES
 from fleetkeeper_contract.bodies.refused import MAX_DEPTH, MAX_VALUES
 from fleetkeeper_engine.in_vllm.http.bodies import BodyLimits
-from fleetkeeper_engine.in_vllm.http.request_bounds import MAX_MESSAGES
+from fleetkeeper_engine.in_vllm.http.request_shape import MAX_MESSAGES
 from tests.support.middleware_calls import (
     Call,
     StandInVllm,

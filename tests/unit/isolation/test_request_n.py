@@ -22,7 +22,7 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
     check_sequences,
     shape_of,
 )
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 from tests.support.lanes import examples
 from tests.support.middleware_calls import Call, StandInVllm, running_middleware

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.supervisor.health import (

@@ -31,7 +31,7 @@ from tests.support.plan_world import new_world, service
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 
 ROOT = Path(__file__).resolve().parents[3]
-SCHEMA = ROOT / "engine_image" / "contract" / "engine-document.schema.json"
+SCHEMA = ROOT / "engine_image" / "schemas" / "engine-document.schema.json"
 NAME = "cpu-0.32.0-2"
 PROFILE: dict[str, Any] = {
     "name": NAME,

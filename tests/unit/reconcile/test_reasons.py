@@ -25,7 +25,7 @@ from fleetkeeper.reconcile.observe.problem import say
 from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, SecretUse, Termination
 from tests.support.status_cases import NO_ACCOUNT
 
-CONTRACT = Path(__file__).parents[3] / "engine_image" / "contract" / "exit-codes.json"
+CONTRACT = Path(__file__).parents[3] / "engine_image" / "schemas" / "exit-codes.json"
 CREATED = 1_000.0
 POD = Pod("chat-a", "pod-a", "chat", "engine", "rs-1", "hash", CREATED, scheduled=True)
 MODEL_IMAGE = f"registry.example.com/llama@sha256:{'a' * 64}"

@@ -91,7 +91,7 @@ def test_every_setting_can_be_set_by_the_variable_that_its_row_names(
 
 def test_every_metric_of_the_engines_contract_is_on_the_page() -> None:
     page = PAGES["docs/reference/metrics.md"]
-    contract = json.loads((ROOT / "engine_image/contract/metrics.json").read_text())
+    contract = json.loads((ROOT / "engine_image/schemas/metrics.json").read_text())
     for metric in contract["metrics"]:
         if not metric["name"].startswith(STEP_MODEL):
             assert f"| `{metric['name']}` | {metric['type']} |" in page

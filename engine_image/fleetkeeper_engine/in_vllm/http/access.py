@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Mapping
 
 from fleetkeeper_engine.in_vllm.http.asgi import Scope
-from fleetkeeper_engine.in_vllm.settings import INTERNAL_HEADER
+from fleetkeeper_engine.in_vllm.vllm_settings import INTERNAL_HEADER
 
 INTERNAL = INTERNAL_HEADER.encode()
 _LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")

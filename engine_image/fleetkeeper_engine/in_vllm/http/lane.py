@@ -69,7 +69,7 @@ class Lane:
             self._free += 1
 
 
-class Place:
+class LanePlace:
     """A place in a lane. It is returned when the response begins, because sending takes no processor time."""
 
     def __init__(self, lane: Lane, send: Send) -> None:

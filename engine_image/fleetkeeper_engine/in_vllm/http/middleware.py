@@ -34,7 +34,7 @@ from fleetkeeper_engine.in_vllm.http.dispatcher import Dispatcher
 from fleetkeeper_engine.in_vllm.http.grants.gate import GrantGate, GrantsFullError, release, use
 from fleetkeeper_engine.in_vllm.http.grants.identity import identity_of
 from fleetkeeper_engine.in_vllm.http.grants.refusals import GRANTS_FULL, GrantRefusedError
-from fleetkeeper_engine.in_vllm.http.lane import Lane, Place
+from fleetkeeper_engine.in_vllm.http.lane import Lane, LanePlace
 from fleetkeeper_engine.in_vllm.http.latencies import StreamTimer, stream_of
 from fleetkeeper_engine.in_vllm.http.replies import (
     CLOSE,
@@ -58,9 +58,9 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
     with_priority,
 )
 from fleetkeeper_engine.in_vllm.http.shared_state import SharedState
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
 from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
 from fleetkeeper_engine.in_vllm.usage.hooks import install
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import Outcome
 from fleetkeeper_engine.shm.region import Region
 
@@ -309,7 +309,7 @@ class TierMiddleware:
             shape_of(body, scope["path"])
             if not await self._lane.acquire(inbox):
                 return
-            place = Place(self._lane, send)
+            place = LanePlace(self._lane, send)
             try:
                 inbox.replay(intake)
                 use(scope)

@@ -1,16 +1,20 @@
-"""The properties of a request that admission needs, read from its path and body. Pure."""
+"""The properties of a request that admission needs, and bounds on its messages. Pure.
+
+vLLM validates bodies in the event loop that also answers probes. Ten thousand wrong values in
+`messages` take it more than a second, so the first one is refused here. Values and levels of every
+body are bounded where it is read (fleetkeeper_contract.bodies).
+"""
 
 from __future__ import annotations
 
 import json
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fleetkeeper_contract.bodies.asked import CHOICES, INPUTS, is_long_number, sequences_of
-from fleetkeeper_contract.bodies.outline import PART_BYTES
+from fleetkeeper_contract.bodies.outline import PART_BYTES, LongText
 from fleetkeeper_contract.bodies.reader import JsonBody
 from fleetkeeper_contract.bodies.refused import RefusedBodyError
-from fleetkeeper_engine.in_vllm.http.request_bounds import check_messages
 
 
 class Route(Enum):
@@ -49,6 +53,9 @@ _TOKENIZER = frozenset({"/tokenize", "/detokenize"})
 _OPEN = frozenset({"/health", "/version"})
 MAX_POOLED = 2048
 """Inputs of one request for embeddings or scores, which take one step each. OpenAI has the same bound."""
+MAX_MESSAGES: Final = 2048
+_FEW_MESSAGES = 64
+"""Up to this many wrong messages are left to vLLM, which names every error in each."""
 
 
 def allows_background(path: str) -> bool:
@@ -151,3 +158,52 @@ def with_priority(body: bytes, shape: Shape, priority: int) -> bytes:
     fields = json.loads(body)
     fields["priority"] = priority
     return json.dumps(fields).encode()
+
+
+def check_messages(messages: object) -> None:
+    """Check long lists in a conversation: vLLM takes a millisecond for every eight wrong items.
+
+    Raises:
+        RefusedBodyError: naming the first wrong message, or the bound.
+    """
+    if not isinstance(messages, list):
+        return
+    if len(messages) <= _FEW_MESSAGES:
+        for place, message in enumerate(messages):
+            if isinstance(message, dict) and not _is_content(message.get("content")):
+                raise _wrong_message(place)
+        return
+    if len(messages) > MAX_MESSAGES:
+        raise RefusedBodyError(
+            400,
+            "too_many_messages",
+            f"messages has {len(messages)} items; at most {MAX_MESSAGES} are allowed.",
+            "messages",
+        )
+    for place, message in enumerate(messages):
+        if not _is_message(message):
+            raise _wrong_message(place)
+
+
+def _wrong_message(place: int) -> RefusedBodyError:
+    return RefusedBodyError(
+        400,
+        "invalid_message",
+        f"messages[{place}] must be an object with a role; its content, if any, must be text or parts.",
+        "messages",
+    )
+
+
+def _is_message(message: object) -> bool:
+    if isinstance(message, list):  # a batch of conversations, for embeddings
+        return all(isinstance(item, dict) for item in message)
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str | LongText):
+        return False
+    content = message.get("content")
+    return isinstance(content, str | list | LongText | None) and _is_content(content)
+
+
+def _is_content(content: object) -> bool:
+    if not isinstance(content, list) or len(content) <= _FEW_MESSAGES:
+        return True
+    return all(isinstance(part, dict) for part in content)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetkeeper_engine.simulated.processor import Answer
-from fleetkeeper_engine.simulated.settings import VERSION_TEXT
+from fleetkeeper_engine.simulated.simulation_settings import VERSION_TEXT
 from fleetkeeper_engine.simulated.tokens import TEXTS
 
 DONE = b"data: [DONE]\n\n"

@@ -29,7 +29,7 @@ from fleetkeeper_engine.simulated.http.errors import (
 from fleetkeeper_engine.simulated.http.exchange import ClientGoneError, Exchange
 from fleetkeeper_engine.simulated.http.generation import DEAD, embed, generate
 from fleetkeeper_engine.simulated.processor import EngineDeadError
-from fleetkeeper_engine.simulated.settings import VERSION_TEXT
+from fleetkeeper_engine.simulated.simulation_settings import VERSION_TEXT
 from fleetkeeper_engine.simulated.tokens import BOS, decode, encode, token_text
 
 logger = logging.getLogger("vllm.fleetkeeper")

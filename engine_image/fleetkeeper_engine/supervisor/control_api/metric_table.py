@@ -280,4 +280,4 @@ def contract_files() -> dict[str, str]:
             for metric in METRICS
         ],
     }
-    return {"engine_image/contract/metrics.json": json.dumps(table, indent=2) + "\n"}
+    return {"engine_image/schemas/metrics.json": json.dumps(table, indent=2) + "\n"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from fleetkeeper_engine.shm.ledger import PAGE_ENTRIES, Entry, Head, LedgerReader, Tokens
+from fleetkeeper_engine.shm.ledger import PAGE_ENTRIES, Entry, LedgerHead, LedgerReader, Tokens
 from fleetkeeper_engine.supervisor.control_api.usage_auth import UsageVerifier
 
 _PIECE = 50
@@ -100,7 +100,7 @@ class UsagePort:
                     await self._asked.wait()
 
 
-def page(reader: LedgerReader, head: Head, served_name: str, after: int) -> Iterator[bytes]:
+def page(reader: LedgerReader, head: LedgerHead, served_name: str, after: int) -> Iterator[bytes]:
     """Yield the pieces of a page, at most `PAGE_ENTRIES` entries in all."""
     after = min(after, head.newest)
     oldest = reader.oldest(head)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fleetkeeper_contract.grants import GRANTS_FILE
 from fleetkeeper_contract.traces_endpoint import TracesProtocol, signal_endpoint
 from fleetkeeper_engine.devices.interface import Accelerator
-from fleetkeeper_engine.in_vllm.settings import (
+from fleetkeeper_engine.in_vllm.vllm_settings import (
     ENVIRONMENT as VLLM_SETTINGS_ENVIRONMENT,
 )
-from fleetkeeper_engine.in_vllm.settings import (
+from fleetkeeper_engine.in_vllm.vllm_settings import (
     FORKING_SERVER,
     MIDDLEWARE,
     SCHEDULER_FACTORY,

@@ -12,11 +12,11 @@ import fleetkeeper_engine
 from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.devices.kinds import KINDS
 from fleetkeeper_engine.shm.region import FILE as REGION_FILE
-from fleetkeeper_engine.simulated.settings import (
+from fleetkeeper_engine.simulated.simulation_settings import (
     ENVIRONMENT,
     VERSION_TEXT,
-    Fault,
     SimulationSettings,
+    TimedFault,
 )
 from fleetkeeper_engine.simulation import Simulation
 from fleetkeeper_engine.spec import EngineDocument
@@ -112,5 +112,7 @@ def desired_settings(simulation: Simulation) -> SimulationSettings:
         weights_s=start.weights,
         load_s=start.load,
         warm_up_s=start.warm_up,
-        faults=tuple(Fault(fault.kind.value, fault.after_seconds) for fault in simulation.faults),
+        faults=tuple(
+            TimedFault(fault.kind.value, fault.after_seconds) for fault in simulation.faults
+        ),
     )

@@ -1,6 +1,6 @@
 """Conversion of the engines' series to raw samples, by one table for both sources.
 
-Names and labels are the engine's contract (engine_image/contract/metrics.json); a test keeps both equal.
+Names and labels are the engine's contract (engine_image/schemas/metrics.json); a test keeps both equal.
 Series that are not in the table are ignored, so an engine may export more.
 """
 

@@ -1,6 +1,6 @@
 """The engine's start-up configuration: a JSON document in the variable FLEETKEEPER_ENGINE.
 
-Its schema is engine_image/contract/engine-document.schema.json; a test compares both. All values
+Its schema is engine_image/schemas/engine-document.schema.json; a test compares both. All values
 are written, including defaults, because a changed default of a newer engine must not change a pod.
 Tiers and objectives are not part of it: running engines read them from a file of the control
 ConfigMap.

@@ -2,7 +2,7 @@
 
 The sources, from the most to the least reliable: the scheduler's verdict, the kubelet's waiting
 reason, its Warning events, the engine's own termination line (one JSON object, see
-engine_image/contract/exit-codes.json), its exit code. A ready pod has no problem.
+engine_image/schemas/exit-codes.json), its exit code. A ready pod has no problem.
 
 Messages contain nothing that changes while the cause stays the same (no counts, no back-off times),
 because every changed message is a write of the status.

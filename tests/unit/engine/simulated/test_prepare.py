@@ -12,7 +12,11 @@ import pytest
 from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.devices.cpu import PodMemory
 from fleetkeeper_engine.simulated.options import parse_options
-from fleetkeeper_engine.simulated.settings import ENVIRONMENT, Fault, SimulationSettings
+from fleetkeeper_engine.simulated.simulation_settings import (
+    ENVIRONMENT,
+    SimulationSettings,
+    TimedFault,
+)
 from fleetkeeper_engine.spec import InvalidDocumentError, parse_document
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.prepare import prepare
@@ -90,7 +94,7 @@ async def test_own_coefficients_stages_and_faults_reach_the_child(tmp_path: Path
         seed=9,
         weights_s=1.5,
         warm_up_s=2.0,
-        faults=(Fault("Freeze", 3.5), Fault("Crash", 0.0)),
+        faults=(TimedFault("Freeze", 3.5), TimedFault("Crash", 0.0)),
     )
 
 

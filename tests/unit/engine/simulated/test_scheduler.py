@@ -12,7 +12,7 @@ from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.live_scheduling import LiveScheduling
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S
 from fleetkeeper_engine.in_vllm.scheduler import LiveLimits, chosen_class, live_scheduler
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.simulated.core import Prefill, Work

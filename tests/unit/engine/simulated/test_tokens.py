@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper_engine.simulated.stops import StopSearch
+from fleetkeeper_engine.simulated.processor import StopSearch
 from fleetkeeper_engine.simulated.tokens import (
     TEXTS,
     TOKENS,

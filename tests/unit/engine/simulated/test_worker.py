@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fleetkeeper_engine.devices.simulated import FRAGMENTING_S
 from fleetkeeper_engine.shm.region import Region
-from fleetkeeper_engine.simulated.faults import out_of_memory_text, schedule_faults
-from fleetkeeper_engine.simulated.settings import Fault
+from fleetkeeper_engine.simulated.server import out_of_memory_text, schedule_faults
+from fleetkeeper_engine.simulated.simulation_settings import TimedFault
 from fleetkeeper_engine.simulated.worker import Workers
 from fleetkeeper_engine.supervisor.termination import classify_death
 
@@ -61,6 +61,6 @@ async def test_faults_happen_in_their_order() -> None:
     happened: list[str] = []
     over = asyncio.Event()
     actions = {"Crash": over.set, "Freeze": lambda: happened.append("Freeze")}
-    schedule_faults([Fault("Crash", 0.02), Fault("Freeze", 0.01)], actions)
+    schedule_faults([TimedFault("Crash", 0.02), TimedFault("Freeze", 0.01)], actions)
     await asyncio.wait_for(over.wait(), 30)
     assert happened == ["Freeze"]

@@ -27,7 +27,7 @@ from tests.support.pod_security import violations_of_restricted
 from tests.support.random_specs import allowed, random_services, service_manifest
 
 FEW_SERVICES, SERVICES, MORE_SERVICES = 100, 500, 5000
-SCHEMA = Path(__file__).parents[4] / "engine_image" / "contract" / "engine-document.schema.json"
+SCHEMA = Path(__file__).parents[4] / "engine_image" / "schemas" / "engine-document.schema.json"
 CONTEXT = default_context()
 Built = list[tuple[InferenceService, tuple[Manifest, ...]]]
 

@@ -23,7 +23,7 @@ from tests.support.control_cases import reported_status, sample
 from tests.support.loop_world import World, send_requests
 
 CUDA_OUT_OF_MEMORY = 72
-"""The exit code of the contract, engine_image/contract/exit-codes.json."""
+"""The exit code of the contract, engine_image/schemas/exit-codes.json."""
 
 
 async def test_every_ready_pod_gets_limits_under_a_lease_at_the_first_tick() -> None:

@@ -13,7 +13,7 @@ from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.http.admission.arrivals import Arrivals
 from fleetkeeper_engine.in_vllm.http.admission.rules import (
     Candidate,
-    Head,
+    QueueHead,
     Room,
     decide_next,
     fits_alone,
@@ -21,7 +21,7 @@ from fleetkeeper_engine.in_vllm.http.admission.rules import (
 from fleetkeeper_engine.in_vllm.http.admission.tickets import Refusal, Ticket, TierState
 from fleetkeeper_engine.in_vllm.priority import PriorityRule, ReleaseReason, microseconds
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, RecentPeak
-from fleetkeeper_engine.in_vllm.settings import VllmSettings
+from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.limits import LimitRange, lease_holds, limits_change_at, limits_in_force
 from fleetkeeper_engine.policy import policy_in
 from fleetkeeper_engine.shm.layout import Outcome, SupervisorBlock
@@ -115,7 +115,7 @@ class Admission:
     def release_ready(self, now: float) -> list[Ticket]:
         """Return the requests that go to vLLM now, in this order, with their priority."""
         taken: list[Ticket] = []
-        heads: list[Head | None] = [state.head for state in self.tiers]
+        heads: list[QueueHead | None] = [state.head for state in self.tiers]
         room, now_us = self.room(now), microseconds(now)
         while any(heads):
             chosen = self._next(heads, room, now_us)
@@ -208,7 +208,7 @@ class Admission:
         return self.waiting + self.released
 
     def _next(
-        self, heads: Sequence[Head | None], room: Room, now_us: int
+        self, heads: Sequence[QueueHead | None], room: Room, now_us: int
     ) -> tuple[Tier, ReleaseReason] | None:
         realtime, standard, batch = self.tiers
         held = (realtime.held, standard.held, batch.held)
@@ -282,7 +282,7 @@ class Admission:
         if self.tiers[tier].queue:
             return False
         now_us = microseconds(now)
-        heads: list[Head | None] = [state.head for state in self.tiers]
+        heads: list[QueueHead | None] = [state.head for state in self.tiers]
         heads[tier] = Candidate(1, now_us)
         chosen = self._next(heads, self.room(now), now_us)
         return chosen is not None and chosen[0] is tier

@@ -22,7 +22,7 @@ from fleetkeeper_engine.in_vllm.realtime_reserve import look_ahead_of, reserve_o
 _LONG = 4
 
 
-class Head(Protocol):
+class QueueHead(Protocol):
     """The first request in a tier's queue."""
 
     @property
@@ -97,7 +97,7 @@ class Room:
         return min(sequences, max(1, most))
 
 
-Heads = Sequence[Head | None]
+Heads = Sequence[QueueHead | None]
 
 
 def decide_next(
@@ -145,7 +145,12 @@ def fits_alone(tier: Tier, sequences: int, held: Sequence[int], room: Room) -> b
 
 
 def _release_overdue(
-    first: tuple[Tier, Head], heads: Heads, held: Sequence[int], room: Room, *, long_ago_us: int
+    first: tuple[Tier, QueueHead],
+    heads: Heads,
+    held: Sequence[int],
+    room: Room,
+    *,
+    long_ago_us: int,
 ) -> tuple[Tier, ReleaseReason] | None:
     """Return the overdue request if there is room for it. Until then, only realtime passes it.
 
@@ -186,8 +191,8 @@ def _choice(
 
 def _overdue(
     heads: Heads, held: Sequence[int], rule: PriorityRule, now_us: int
-) -> tuple[Tier, Head] | None:
-    found: tuple[Tier, Head] | None = None
+) -> tuple[Tier, QueueHead] | None:
+    found: tuple[Tier, QueueHead] | None = None
     before_us = now_us - rule.batch_ageing_us
     for tier in TIERS:
         head = heads[tier]

@@ -15,7 +15,7 @@ VERSION_TEXT = f"simulated-{VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class TimedFault:
     """One fault: its kind, and when it begins after the API server first answers, in seconds."""
 
     kind: str
@@ -35,7 +35,7 @@ class SimulationSettings:
     load_s: float = 0.0
     warm_up_s: float = 0.0
     """How long each stage of the start takes."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[TimedFault, ...] = ()
 
     def to_json(self) -> str:
         """Return the value of the environment variable."""
@@ -55,5 +55,5 @@ class SimulationSettings:
                 "document that has `simulation`"
             )
         values = json.loads(text)
-        faults = tuple(Fault(**fault) for fault in values.pop("faults"))
+        faults = tuple(TimedFault(**fault) for fault in values.pop("faults"))
         return cls(**{**values, "costs": tuple(values["costs"]), "faults": faults})
