@@ -22,7 +22,13 @@ import psutil
 
 HERE: Final = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
-from real_process import ENDPOINT, run_file, running_process  # noqa: E402 -- on the path set above
+from real_process import (  # noqa: E402 -- on the path set above
+    ENDPOINT,
+    create,
+    run_file,
+    running_process,
+    upload,
+)
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 
 from fleetkeeper_local.control_plane.ports import free_ports  # noqa: E402 -- on the path set above
@@ -69,10 +75,7 @@ async def measure(folder: Path, sizes: tuple[int, ...]) -> list[list[str]]:
         engine.start()
         upstream = f"http://127.0.0.1:{engine.port}"
         async with running_process(folder / "process", upstream, MODEL) as process:
-            uploaded = await process.api.upload(path, lambda _: None)
-            await process.api.create(
-                {"input_file_id": uploaded["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
-            )
+            await create(process.api, await upload(process.api, path))
             for replicas in sizes:
                 await engine.take(replicas * TAKES)
                 await asyncio.sleep(SETTLE_S)

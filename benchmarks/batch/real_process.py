@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+from openai import AsyncOpenAI
+from openai.types import Batch
 
-from fleetkeeper.commands.batch.api import BatchApi, batch_api
-from fleetkeeper.commands.batch.progress import counts_of
 from fleetkeeper_contract import client_keys
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.load.schedule import Arrival
@@ -34,7 +34,7 @@ ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 class RealProcess:
     """The process, and what a benchmark asks beside its API."""
 
-    api: BatchApi
+    api: AsyncOpenAI
     """With the key of a client."""
     url: str
     key: str
@@ -79,7 +79,7 @@ async def running_process(
                 await _until_ready(
                     f"http://127.0.0.1:{admin_port}/healthz/ready", process, folder / "log"
                 )
-                async with batch_api(url, key) as client:
+                async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
                     yield RealProcess(client, url, key, process.pid, redis, store)
             finally:
                 process.terminate()
@@ -136,16 +136,26 @@ def write_lines(path: Path, model: str, arrivals: Sequence[Arrival]) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-async def run_file(api: BatchApi, path: Path) -> tuple[float, int]:
-    """Run a file; return the seconds from the creation of its batch to its end, and failed lines."""
-    uploaded = await api.upload(path, lambda _: None)
-    began_s = time.monotonic()
-    batch = await api.create(
-        {"input_file_id": uploaded["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
+async def upload(api: AsyncOpenAI, path: Path) -> str:
+    """Upload a file, and return its ID."""
+    file = await api.files.create(file=path, purpose="batch")
+    return str(file.id)
+
+
+async def create(api: AsyncOpenAI, file_id: str) -> Batch:
+    """Create a batch of an uploaded file."""
+    return await api.batches.create(
+        input_file_id=file_id, endpoint=ENDPOINT, completion_window="24h"
     )
-    while batch["status"] not in ENDED:
+
+
+async def run_file(api: AsyncOpenAI, path: Path) -> tuple[float, int]:
+    """Run a file; return the seconds from the creation of its batch to its end, and failed lines."""
+    file_id = await upload(api, path)
+    began_s = time.monotonic()
+    batch = await create(api, file_id)
+    while batch.status not in ENDED:
         await asyncio.sleep(POLL_S)
-        batch = await api.get(batch["id"])
+        batch = await api.batches.retrieve(batch.id)
     took_s = time.monotonic() - began_s
-    counts = counts_of(batch)
-    return took_s, counts.total - counts.completed
+    return took_s, batch.request_counts.total - batch.request_counts.completed

@@ -26,7 +26,7 @@ import redis
 HERE: Final = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 from accept import NOWHERE  # noqa: E402 -- on the path set above
-from real_process import ENDPOINT, RealProcess, running_process  # noqa: E402
+from real_process import ENDPOINT, RealProcess, create, running_process, upload  # noqa: E402
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 
 from fleetkeeper_gateway.batch.model import MAX_LINES, Result  # noqa: E402 -- on the path set above
@@ -64,13 +64,11 @@ async def measure(folder: Path, lines: int) -> list[list[str]]:
     path = folder / "input.jsonl"
     path.write_text("".join(map(line_text, range(lines))))
     async with running_process(folder / "process", NOWHERE, MODEL) as process:
-        uploaded = await process.api.upload(path, lambda _: None)
-        batch = await process.api.create(
-            {"input_file_id": uploaded["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
-        )
-        while (await process.api.get(batch["id"]))["status"] == "validating":  # noqa: ASYNC110
+        batch = await create(process.api, await upload(process.api, path))
+        while batch.status == "validating":
             await asyncio.sleep(0.1)
-        still_open = await close_half(process, str(batch["id"]))
+            batch = await process.api.batches.retrieve(batch.id)
+        still_open = await close_half(process, batch.id)
         rows = []
         for name, lose, before in (
             ("emptied", lambda: emptied(process), "-"),

@@ -30,6 +30,8 @@ class BatchServer:
     batches: dict[str, Live] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     """Method and path of each request."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Headers of each request, with names in lower case."""
     refusals: list[tuple[int, Live, dict[str, str]]] = field(default_factory=list)
     """Status, body and headers of the next requests, before all else."""
     refuse_creation: str = ""
@@ -79,7 +81,7 @@ def batch_server() -> Iterator[BatchServer]:
     state = BatchServer()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(state))
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     state.url = f"http://127.0.0.1:{server.server_port}"
     try:
@@ -116,6 +118,7 @@ def _handler(state: BatchServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901 
             body = self._body()
             path = urlsplit(self.path)
             state.asked.append(f"{self.command} {path.path}")
+            state.headers.append({name.lower(): value for name, value in self.headers.items()})
             try:
                 if state.refusals:
                     status, told, headers = state.refusals.pop(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fleetkeeper import cli
-from fleetkeeper.commands.batch import input_file, results
+from fleetkeeper.commands.batch import input_file
 from fleetkeeper.commands.batch.input_file import check_file
-from fleetkeeper.commands.batch.progress import Counts, Pace, duration, in_words
+from fleetkeeper.commands.batch.model import Counts
+from fleetkeeper.commands.batch.progress import Pace, duration, in_words
 from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper_gateway.batch import model
 from fleetkeeper_gateway.batch.validation.worker import MAX_LINE_BYTES
@@ -358,13 +360,13 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(
 ) -> None:
     server.ended("batch_a", b'{"a": 1}\n')
     path = tmp_path / "batch_a_output.jsonl"
-    umask = results._umask
+    sync = os.fsync
 
-    def late() -> int:
+    def late(file: int) -> None:
         path.write_text("mine")
-        return umask()
+        sync(file)
 
-    monkeypatch.setattr(results, "_umask", late)
+    monkeypatch.setattr(os, "fsync", late)
     done = run(server, "fetch", "batch_a", "-o", str(tmp_path))
     assert done.exit_code == ExitCode.FAILED, done.output
     assert "exists with 4 bytes" in done.stderr
@@ -458,6 +460,61 @@ def test_the_key_follows_no_redirection(server: BatchServer) -> None:
     assert "redirects to http://127.0.0.1:9/v1/batches" in done.stderr
 
 
+def test_the_server_gets_nothing_that_belongs_to_another_one(
+    server: BatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client reads these variables; the headers of one may even have a key."""
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer secret\nX-Other: secret")
+    for name in ("API_KEY", "ADMIN_KEY", "ORG_ID", "PROJECT_ID"):
+        monkeypatch.setenv(f"OPENAI_{name}", "secret")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    done = run(server, "status")
+    assert done.exit_code == 0, done.output
+    (headers,) = server.headers
+    assert headers["authorization"] == f"Bearer {KEY}"
+    assert "secret" not in str(headers)
+
+
+def test_a_redirection_of_an_upload_or_a_download_is_refused(
+    server: BatchServer, tmp_path: Path
+) -> None:
+    server.ended("batch_a", b"{}\n")
+    file: Refusal = (200, {"id": "file-out", "object": "file", "bytes": 3}, {})
+    away: Refusal = (308, {}, {"Location": f"{server.url}/v1/batches"})
+    server.refusals = [away]
+    assert "308" in run(server, "submit", str(written(tmp_path, line("a")))).stderr
+    server.refusals = [(200, dict(server.batches["batch_a"]), {}), file, away]
+    done = run(server, "fetch", "batch_a", "-o", str(tmp_path / "out"))
+    assert (done.exit_code, "redirects to" in done.stderr) == (ExitCode.FAILED, True)
+    assert len(server.asked) == 4
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_texts_of_errors_reach_no_terminal_as_control_characters(server: BatchServer) -> None:
+    for status, body, headers in (
+        (400, {"error": {"message": "\x1b[31mred\x07"}}, {}),
+        (503, {}, {"Retry-After": "\x1b[31m"}),
+        (307, {}, {"Location": "/\x1b[31m"}),
+    ):
+        server.refusals = [(status, body, headers)]
+        done = run(server, "status", "batch_a")
+        assert done.exit_code == ExitCode.FAILED
+        assert str(status) in done.stderr
+        assert done.stderr.strip().isprintable()
+
+
+def test_without_the_client_the_command_says_what_to_install(
+    server: BatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator's image does not have it."""
+    monkeypatch.delitem(sys.modules, "fleetkeeper.commands.batch.server", raising=False)
+    monkeypatch.setitem(sys.modules, "openai", None)
+    done = run(server, "status")
+    assert done.exit_code == ExitCode.NOT_INSTALLED
+    assert "pip install 'fleetkeeper[batch]'" in done.stderr
+    assert run(server, "--help").exit_code == 0
+
+
 @pytest.mark.parametrize(
     "words", [("status",), ("status", "batch_a"), ("cancel", "batch_a"), ("fetch", "batch_a")]
 )
@@ -467,6 +524,13 @@ def test_an_answer_of_another_api_is_told(
 ) -> None:
     server.refusals = [(200, told, {})]
     done = run(server, *words)
+    assert done.exit_code == ExitCode.FAILED, done.output
+    assert "check --url (or FLEETKEEPER_URL)" in done.stderr
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://", "https://127.0.0.1:x/"])
+def test_a_url_that_is_none_is_told(url: str) -> None:
+    done = run(BatchServer(url=url), "status")
     assert done.exit_code == ExitCode.FAILED, done.output
     assert "check --url (or FLEETKEEPER_URL)" in done.stderr
 

@@ -118,6 +118,18 @@ def test_an_image_is_built_with_the_packages_of_ours_that_it_needs(
 
 
 @pytest.mark.promise("lock-pypi")
+def test_the_operator_image_has_no_client_of_the_batch_api() -> None:
+    """It is an extra, for the machines of users."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = {re.split("[>=]", wanted)[0] for wanted in project["optional-dependencies"]["batch"]}
+    pinned = re.findall(
+        r"^([a-z0-9-]+)==", (ROOT / "requirements/operator.txt").read_text(), re.MULTILINE
+    )
+    assert extra == {"openai", "httpx2"}
+    assert "typer" in pinned
+    assert extra.isdisjoint(pinned)
+
+
 def test_the_lock_names_public_registries_alone_and_a_hash_for_every_file() -> None:
     packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
     assert {

@@ -9,6 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
+from fleetkeeper.commands.batch.input_file import UnreadableInput, check_file
+from fleetkeeper.commands.batch.model import ID
 from fleetkeeper.commands.exit_codes import ExitCode, stop
 
 KEY_VARIABLE: Final = "FLEETKEEPER_API_KEY"
@@ -31,8 +33,6 @@ Interval = Annotated[
 
 def check_input(file: Path, endpoint: str) -> None:
     """Exit the command if a file has a mistake for which the server would refuse it."""
-    from fleetkeeper.commands.batch.input_file import UnreadableInput, check_file  # noqa: PLC0415
-
     try:
         found = check_file(file, endpoint)
     except UnreadableInput as problem:
@@ -48,8 +48,6 @@ def check_input(file: Path, endpoint: str) -> None:
 
 def check_id(batch_id: str) -> None:
     """Exit the command if a text is no ID."""
-    from fleetkeeper.commands.batch.api import ID  # noqa: PLC0415
-
     if not ID.fullmatch(batch_id):
         stop(
             ExitCode.USAGE,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Coroutine, Sequence
-from http import HTTPStatus
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,10 +23,14 @@ from fleetkeeper.commands.batch.arguments import (
     client_key,
     pairs_of,
 )
+from fleetkeeper.commands.batch.model import ENDED, ApiError, Document
+from fleetkeeper.commands.batch.progress import until_ended, uploading
+from fleetkeeper.commands.batch.results import FileConflict, fetch_results
+from fleetkeeper.commands.batch.view import batch_lines, mistakes_of, print_batches
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 
-Document = dict[str, Any]
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from fleetkeeper.commands.batch.server import Server
 
 app = typer.Typer(
     name="batch",
@@ -73,28 +76,20 @@ def submit(
       fleetkeeper batch submit requests.jsonl --window 4h --metadata job=nightly --wait
       ID=$(fleetkeeper batch submit requests.jsonl) && fleetkeeper batch status $ID --watch
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    pairs = pairs_of(metadata or [])
-    where = checked_url(url)
-    key = client_key()
-    check_input(file, endpoint)
-    body: Document = {"endpoint": endpoint, "completion_window": window}
-    if pairs:
-        body["metadata"] = pairs
-
-    async def submitted() -> Document:
-        from fleetkeeper.commands.batch.api import batch_api  # noqa: PLC0415 - takes 0.3 s
-        from fleetkeeper.commands.batch.progress import until_ended, upload_bar  # noqa: PLC0415
-
-        async with batch_api(where, key) as api:
-            with upload_bar(file.stat().st_size) as on_bytes:
-                uploaded = await api.upload(file, on_bytes)
-            batch = await _created(api, {"input_file_id": uploaded["id"], **body})
-            if not wait:
-                return batch
+    settings: Document = {"endpoint": endpoint, "completion_window": window}
+    if metadata:
+        settings["metadata"] = pairs_of(metadata)
+    with _server(url) as server:
+        check_input(file, endpoint)
+        try:
+            with uploading(file) as content:
+                uploaded = server.upload(file.name, content)
+        except OSError as problem:
+            stop(ExitCode.FAILED, f"cannot read {file}: {problem.strerror or problem}")
+        batch = server.submit(uploaded["id"], settings)
+        if wait:
             typer.echo(f"created {batch['id']}", err=True)
-            return await until_ended(api, batch, interval)
-
-    batch = _run(submitted())
+            batch = until_ended(server, batch, interval)
     typer.echo(json.dumps(batch, indent=2) if as_json else batch["id"])
     if wait:
         _judge(batch)
@@ -130,21 +125,14 @@ def status(
         stop(
             ExitCode.USAGE, "--watch needs the ID of a batch; `fleetkeeper batch status` lists them"
         )
-    where, key = checked_url(url), client_key()
-    if batch_id is None:
-        _show_list(_run(_listed(where, key, limit)), as_json=as_json)
-        return
-    check_id(batch_id)
-
-    async def asked() -> Document:
-        from fleetkeeper.commands.batch.api import batch_api  # noqa: PLC0415
-        from fleetkeeper.commands.batch.progress import until_ended  # noqa: PLC0415
-
-        async with batch_api(where, key) as api:
-            batch = await api.get(batch_id)
-            return await until_ended(api, batch, interval) if watch else batch
-
-    batch = _run(asked())
+    with _server(url) as server:
+        if batch_id is None:
+            _show_list(server.list(limit), as_json=as_json)
+            return
+        check_id(batch_id)
+        batch = server.get(batch_id)
+        if watch:
+            batch = until_ended(server, batch, interval)
     _show(batch, as_json=as_json)
     if watch:
         _judge(batch, shown=not as_json)
@@ -158,17 +146,9 @@ def cancel(batch_id: BatchId, *, url: Url = "", as_json: AsJson = False) -> None
     Examples:
       fleetkeeper batch cancel batch_6f0d
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    where, key = checked_url(url), client_key()
     check_id(batch_id)
-
-    async def cancelled() -> Document:
-        from fleetkeeper.commands.batch.api import batch_api  # noqa: PLC0415
-
-        async with batch_api(where, key) as api:
-            return await api.cancel(batch_id)
-
-    batch = _run(cancelled())
-    _show(batch, as_json=as_json)
+    with _server(url) as server:
+        _show(server.cancel(batch_id), as_json=as_json)
 
 
 @app.command()
@@ -191,31 +171,21 @@ def fetch(
     Examples:
       fleetkeeper batch fetch batch_6f0d -o results
     """  # noqa: D301 - \b keeps the lines of the examples apart
-    where, key = checked_url(url), client_key()
     check_id(batch_id)
-
-    async def fetched() -> tuple[Path | None, Path | None]:
-        from fleetkeeper.commands.batch.api import batch_api  # noqa: PLC0415
-        from fleetkeeper.commands.batch.progress import ENDED  # noqa: PLC0415
-        from fleetkeeper.commands.batch.results import FileConflict, fetch_results  # noqa: PLC0415
-
-        async with batch_api(where, key) as api:
-            batch = await api.get(batch_id)
-            if batch["status"] not in ENDED:
-                stop(
-                    ExitCode.NOT_YET,
-                    f"{batch_id} is {batch['status']}, and has its files when it has ended; "
-                    f"wait for it: fleetkeeper batch status {batch_id} --watch",
-                )
-            if batch["status"] == "failed":
-                _judge(batch)
-            try:
-                found = await fetch_results(api, batch, out)
-            except FileConflict as problem:
-                stop(ExitCode.FAILED, str(problem))
-            return found.output, found.error
-
-    output, error = _run(fetched())
+    with _server(url) as server:
+        batch = server.get(batch_id)
+        if batch["status"] not in ENDED:
+            stop(
+                ExitCode.NOT_YET,
+                f"{batch_id} is {batch['status']}, and has its files when it has ended; "
+                f"wait for it: fleetkeeper batch status {batch_id} --watch",
+            )
+        if batch["status"] == "failed":
+            _judge(batch)
+        try:
+            output, error = fetch_results(server, batch, out)
+        except FileConflict as problem:
+            stop(ExitCode.FAILED, str(problem))
     if as_json:
         named = {"output_file": output, "error_file": error}
         typer.echo(json.dumps({k: None if v is None else str(v) for k, v in named.items()}))
@@ -225,51 +195,26 @@ def fetch(
             typer.echo(str(path))
 
 
-async def _listed(url: str, key: str, limit: int) -> list[Document]:
-    from fleetkeeper.commands.batch.api import batch_api  # noqa: PLC0415
-
-    async with batch_api(url, key) as api:
-        return await api.list(limit)
-
-
-async def _created(api: Any, body: Document) -> Document:  # noqa: ANN401 - BatchApi is imported late
-    """Create a batch; if the server refuses, delete the input file, which counts to the key's quota."""
-    from fleetkeeper.commands.batch.api import ApiError  # noqa: PLC0415
-
-    file_id = body["input_file_id"]
+@contextmanager
+def _server(url: str) -> Iterator[Server]:
+    """Provide the server; exit the command if its client is not installed, or a request fails."""
+    where, key = checked_url(url), client_key()
     try:
-        created: Document = await api.create(body)
-    except ApiError as problem:
-        if (
-            problem.status < HTTPStatus.BAD_REQUEST
-            or problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        ):
-            raise ApiError(
-                f"{problem}; the input file is uploaded as {file_id}, and the batch may exist: "
-                "see `fleetkeeper batch status`",
-                status=problem.status,
-            ) from problem
-        try:
-            await api.delete_file(file_id)
-        except ApiError as left:
-            raise ApiError(f"{problem}; the input file {file_id} stays: {left}") from problem
-        raise
-    return created
-
-
-def _run(work: Coroutine[Any, Any, Result]) -> Result:
-    from fleetkeeper.commands.batch.api import ApiError  # noqa: PLC0415
-
+        from fleetkeeper.commands.batch.server import connected  # noqa: PLC0415 - an extra, takes 1 s
+    except ImportError as problem:
+        stop(
+            ExitCode.NOT_INSTALLED,
+            f"batches require {problem.name}, which is not installed; run: pip install 'fleetkeeper[batch]'",
+        )
     try:
-        return asyncio.run(work)
+        with connected(where, key) as server:
+            yield server
     except ApiError as problem:
         stop(ExitCode.FAILED, str(problem))
 
 
 def _judge(batch: Document, *, shown: bool = False) -> None:
     """Exit with the code of how a batch ended, with its mistakes unless they were shown."""
-    from fleetkeeper.commands.batch.view import mistakes_of  # noqa: PLC0415
-
     if batch["status"] == "completed":
         return
     for mistake in [] if shown else mistakes_of(batch):
@@ -283,17 +228,13 @@ def _judge(batch: Document, *, shown: bool = False) -> None:
 
 
 def _show(batch: Document, *, as_json: bool) -> None:
-    from fleetkeeper.commands.batch.view import batch_lines  # noqa: PLC0415
-
     if as_json:
         typer.echo(json.dumps(batch, indent=2))
     else:
         typer.echo("\n".join(batch_lines(batch, time.time())))
 
 
-def _show_list(batches: Sequence[Document], *, as_json: bool) -> None:
-    from fleetkeeper.commands.batch.view import print_batches  # noqa: PLC0415
-
+def _show_list(batches: list[Document], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(batches, indent=2))
     elif batches:

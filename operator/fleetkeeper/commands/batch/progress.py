@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +20,10 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from fleetkeeper.commands.batch.api import ApiError, BatchApi, Document, OnBytes
+from fleetkeeper.commands.batch.model import ENDED, ApiError, Counts, Document, counts_of
+
+if TYPE_CHECKING:
+    from fleetkeeper.commands.batch.server import Server
 
 WINDOW_S: Final = 60.0
 """Time over which a rate is taken."""
@@ -28,27 +31,6 @@ GIVE_UP_S: Final = 600.0
 """Time without an answer after which waiting ends. The batch continues."""
 LINE_EVERY_S: Final = 30.0
 """Without a terminal, a line is printed as often."""
-ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Lines of a batch."""
-
-    total: int
-    completed: int
-    failed: int
-
-    @property
-    def done(self) -> int:
-        """Return the lines that have a result."""
-        return self.completed + self.failed
-
-
-def counts_of(batch: Document) -> Counts:
-    """Return the lines of a batch; zeros while they are not known."""
-    told = batch.get("request_counts") or {}
-    return Counts(*(int(told.get(name) or 0) for name in ("total", "completed", "failed")))
 
 
 @dataclass
@@ -105,12 +87,11 @@ def duration(seconds: float) -> str:
     return f"{whole}s"
 
 
-@contextmanager
-def upload_bar(total: int) -> Iterator[OnBytes]:
-    """Draw the progress of an upload; nothing without a terminal."""
+def bytes_bar() -> Progress:
+    """Return the progress of a file on its way; it draws nothing without a terminal."""
     console = Console(stderr=True)
-    with Progress(
-        TextColumn("uploading"),
+    return Progress(
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
@@ -118,9 +99,14 @@ def upload_bar(total: int) -> Iterator[OnBytes]:
         console=console,
         disable=not console.is_terminal,
         transient=True,
-    ) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda count: progress.advance(task, count)
+    )
+
+
+@contextmanager
+def uploading(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, and draw how much of it was read."""
+    with bytes_bar() as progress, progress.open(path, "rb", description="uploading") as file:
+        yield file
 
 
 class LinesBar:
@@ -155,13 +141,13 @@ class LinesBar:
             self._console.print(f"{status}: {words}", soft_wrap=True, markup=False, highlight=False)
 
 
-async def until_ended(api: BatchApi, batch: Document, interval_s: float) -> Document:
+def until_ended(server: Server, batch: Document, interval_s: float) -> Document:
     """Draw the progress of a batch until it has ended, and return it.
 
     Answers that fail for a while are waited for: the batch goes on meanwhile.
 
     Args:
-        api: the server.
+        server: that runs it.
         batch: as it was last seen.
         interval_s: from one question to the next.
 
@@ -179,9 +165,9 @@ async def until_ended(api: BatchApi, batch: Document, interval_s: float) -> Docu
                 return batch
             trouble: ApiError | None = None
             while True:
-                await asyncio.sleep(interval_s)
+                time.sleep(interval_s)
                 try:
-                    batch, answered_s = await api.get(batch["id"]), time.monotonic()
+                    batch, answered_s = server.get(batch["id"]), time.monotonic()
                     break
                 except ApiError as problem:
                     trouble = problem

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from dataclasses import dataclass
+import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from fleetkeeper.commands.batch.model import ApiError, Document
+from fleetkeeper.commands.batch.progress import bytes_bar
 
-from fleetkeeper.commands.batch.api import ApiError, BatchApi, Document
+if TYPE_CHECKING:
+    from fleetkeeper.commands.batch.server import Server
 
 
 class FileConflict(Exception):
     """A file that is in the way, or cannot be written. The message names it, and says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Paths of the files of a batch; None where the batch has none."""
-
-    output: Path | None
-    error: Path | None
-
-
-async def fetch_results(api: BatchApi, batch: Document, directory: Path) -> Fetched:
-    """Write the files of a batch to a directory, and return their paths.
+def fetch_results(
+    server: Server, batch: Document, directory: Path
+) -> tuple[Path | None, Path | None]:
+    """Write the output and the error file of a batch; return their paths, None where it has none.
 
     Files that are there already stay, so that a second call continues where the first one ended.
 
@@ -35,10 +30,10 @@ async def fetch_results(api: BatchApi, batch: Document, directory: Path) -> Fetc
         FileConflict: another file is there, or the directory cannot be written.
     """
     try:
-        _make(directory)
-        return Fetched(
-            await _fetch(api, batch, "output", directory),
-            await _fetch(api, batch, "error", directory),
+        directory.mkdir(parents=True, exist_ok=True)
+        return (
+            _fetch(server, batch, "output", directory),
+            _fetch(server, batch, "error", directory),
         )
     except OSError as problem:
         raise FileConflict(
@@ -46,19 +41,15 @@ async def fetch_results(api: BatchApi, batch: Document, directory: Path) -> Fetc
         ) from problem
 
 
-async def _fetch(api: BatchApi, batch: Document, kind: str, directory: Path) -> Path | None:
+def _fetch(server: Server, batch: Document, kind: str, directory: Path) -> Path | None:
     file_id = batch.get(f"{kind}_file_id")
     if not file_id:
         return None
     path = directory / f"{batch['id']}_{kind}.jsonl"
-    size = int((await api.file(file_id))["bytes"])
+    size = server.size_of(file_id)
     if not _is_there(path, size):
-        await _write(api, file_id, size, path)
+        _write(server, file_id, size, path)
     return path
-
-
-def _make(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
 
 
 def _is_there(path: Path, size: int) -> bool:
@@ -78,13 +69,13 @@ def _is_there(path: Path, size: int) -> bool:
     return True
 
 
-async def _write(api: BatchApi, file_id: str, size: int, path: Path) -> None:
-    """Write a file beside its place, and rename it once it is complete."""
-    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+def _write(server: Server, file_id: str, size: int, path: Path) -> None:
+    """Write a file beside its place, and move it once it is complete."""
+    part_of_it = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(number, "wb") as file, _bar() as progress:
+        with part_of_it.open("xb") as file, bytes_bar() as progress:
             task = progress.add_task(path.name, total=size)
-            async for part in api.content(file_id):
+            for part in server.content(file_id):
                 file.write(part)
                 progress.advance(task, len(part))
             written = file.tell()
@@ -92,13 +83,12 @@ async def _write(api: BatchApi, file_id: str, size: int, path: Path) -> None:
             os.fsync(file.fileno())
         if written != size:
             raise ApiError(f"file {file_id}: {written} of {size} bytes came; run the command again")
-        _put_in_place(Path(name), path, size)
+        _put_in_place(part_of_it, path, size)
     finally:
-        _remove_if_there(Path(name))
+        part_of_it.unlink(missing_ok=True)
 
 
 def _put_in_place(written: Path, path: Path, size: int) -> None:
-    written.chmod(0o666 & ~_umask())
     try:
         # Unlike a renaming, this replaces no file that appeared meanwhile.
         os.link(written, path)
@@ -111,27 +101,3 @@ def _put_in_place(written: Path, path: Path, size: int) -> None:
         # Some file systems have no links.
         if not _is_there(path, size):
             written.rename(path)
-
-
-def _remove_if_there(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
-def _bar() -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-
-
-def _umask() -> int:
-    """Return the mask of new files; mkstemp gives them to their owner alone."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleetkeeper.commands.batch.api import Document
-from fleetkeeper.commands.batch.progress import ENDED, counts_of, duration
+from fleetkeeper.commands.batch.model import ENDED, Document, counts_of
+from fleetkeeper.commands.batch.progress import duration
 
 TIMES = (
     ("created", "created_at"),
