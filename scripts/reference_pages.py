@@ -63,8 +63,8 @@ def _commands() -> Iterator[str]:
         yield row(f"`{code.value}`", meaning)
     yield ""
     group: Node = typer.main.get_command(app)
-    for command in (group.commands[name] for name in sorted(group.commands)):
-        yield from _command(command, "fleetkeeper")
+    for name in sorted(group.commands):
+        yield from _command(group.get_command(None, name), "fleetkeeper")
     yield "## fleetkeeper-engine"
     yield ""
     yield from _engine_commands()

@@ -1,101 +1,95 @@
-"""The program `fleetkeeper`. Its commands are in `fleetkeeper.commands` and import heavy modules lazily."""
+"""The program `fleetkeeper`. The module of a command is imported when the command is used."""
 
 from __future__ import annotations
 
-import platform
-from importlib import import_module, metadata
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
 
 import typer
+from typer.core import TyperGroup
 
-from fleetkeeper.api.options import VLLM_VERSIONS
-from fleetkeeper.api.profiles.profile import CONTRACTS
-from fleetkeeper.api.schema.crd import crd_text
-from fleetkeeper.commands import (
-    check,
-    client_keys,
-    console,
-    explain,
-    install,
-    mirror,
-    render,
-    run,
-    signing_keys,
-    simulate,
-    support_bundle,
-    top,
-    usage,
-)
-from fleetkeeper.commands.batch import commands as batch
 from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
+
+LOCAL: Final = "local"
+"""Of a distribution that imports this one, so the table has it by text, and it may be missing."""
+COMMANDS: Final[Mapping[str, str]] = {
+    "run": "fleetkeeper.commands.run:run",
+    "render": "fleetkeeper.commands.render:render",
+    "check": "fleetkeeper.commands.check:check",
+    "top": "fleetkeeper.commands.top:top",
+    "explain": "fleetkeeper.commands.explain:explain",
+    "console": "fleetkeeper.commands.console:console",
+    "support-bundle": "fleetkeeper.commands.support_bundle:support_bundle",
+    "simulate": "fleetkeeper.commands.simulate:simulate",
+    "mirror": "fleetkeeper.commands.mirror:mirror",
+    "profiles-in-use": "fleetkeeper.commands.install:profiles_in_use",
+    "usage": "fleetkeeper.commands.usage:usage",
+    "crds": "fleetkeeper.commands.about:crds",
+    "version": "fleetkeeper.commands.about:version",
+    "batch": "fleetkeeper.commands.batch.commands:app",
+    "keys": "fleetkeeper.commands.client_keys:app",
+    "signing-keys": "fleetkeeper.commands.signing_keys:app",
+    LOCAL: "fleetkeeper_local.cli:app",
+}
+"""Where each command is: a function, or an application with commands of its own."""
+
+
+class Commands(TyperGroup):
+    """A group that knows its commands by name, and imports each one when it is asked for."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - of typer
+        """Take the names from the table."""
+        names: Any = dict.fromkeys(COMMANDS)
+        super().__init__(**{**settings, "commands": names})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - typer exports no class
+        """Return a command, or None if there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        parent = typer.Typer()
+        try:
+            found = getattr(import_module(module), name)
+        except ImportError as problem:
+            if cmd_name != LOCAL:
+                raise
+            _add_not_installed(parent, problem.name or str(problem))
+        else:
+            if isinstance(found, typer.Typer):
+                parent.add_typer(found, name=cmd_name)
+            else:
+                parent.command(cmd_name)(found)
+        return typer.main.get_group(parent).commands[cmd_name]
+
+
+def _add_not_installed(parent: typer.Typer, missing: str) -> None:
+    @parent.command(
+        LOCAL,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        add_help_option=False,
+    )
+    def without_local() -> None:
+        """Run a local Kubernetes cluster (not installed)."""
+        stop(
+            ExitCode.NOT_INSTALLED,
+            f"the local cluster requires {missing}, which is not installed; run: pip install fleetkeeper-local",
+        )
+
 
 app = typer.Typer(
     name="fleetkeeper",
+    cls=Commands,
     help="Run and autoscale vLLM fleets on Kubernetes. Fleetkeeper adjusts batch limits and replicas to meet objectives for queue wait and batch time, and caps memory.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
-app.command()(run.run)
-app.command()(render.render)
-app.command()(check.check)
-app.command()(top.top)
-app.command()(explain.explain)
-app.command()(console.console)
-app.command()(support_bundle.support_bundle)
-app.command()(simulate.simulate)
-app.command()(mirror.mirror)
-app.command()(install.profiles_in_use)
-app.command()(usage.usage)
-app.add_typer(batch.app)
-app.add_typer(client_keys.app)
-app.add_typer(signing_keys.app, name="signing-keys")
 
-
-@app.command()
-def crds() -> None:
-    """Print the CustomResourceDefinition.
-
-    \b
-    Examples:
-      fleetkeeper crds | kubectl apply --server-side -f -
-    """  # noqa: D301 - \b keeps the lines of the examples apart
-    typer.echo(crd_text(), nl=False)
-
-
-@app.command()
-def version() -> None:
-    """Print the version, and the supported versions of the engine contract and vLLM."""
-    typer.echo(
-        f"fleetkeeper {metadata.version('fleetkeeper')} (Python {platform.python_version()}, "
-        f"engine contract {', '.join(map(str, CONTRACTS))}, vLLM {', '.join(VLLM_VERSIONS)})"
-    )
-
-
-def _mount_local() -> None:
-    """Add `fleetkeeper local`, or a command that names the distribution to install."""
-    try:
-        local = import_module("fleetkeeper_local.cli")
-    except ImportError as problem:
-        missing = problem.name or str(problem)
-
-        @app.command(
-            "local",
-            context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-            add_help_option=False,
-        )
-        def without_local() -> None:
-            """Run a local Kubernetes cluster (not installed)."""
-            stop(
-                ExitCode.NOT_INSTALLED,
-                f"the local cluster requires {missing}, which is not installed; run: pip install fleetkeeper-local",
-            )
-
-        return
-    app.add_typer(local.app, name="local")
-
-
-_mount_local()
+@app.callback()
+def _group() -> None:
+    """Make a group of an application without commands of its own."""
 
 
 def main() -> None:
