@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from fleetkeeper.cli import app
-from fleetkeeper.commands.exit_codes import MEANING
+from fleetkeeper.exit_codes import MEANING
 from fleetkeeper.runtime.settings import ENV_PREFIX, Settings
 from fleetkeeper_engine.tools import doctor, install, signing_tool, standalone
 

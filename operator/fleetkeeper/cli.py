@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
+from fleetkeeper.exit_codes import EPILOG, ExitCode, stop
 
 LOCAL: Final = "local"
 """Of a distribution that imports this one, so the table has it by text, and it may be missing."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from fleetkeeper.commands.fleet_view import view_of
+from fleetkeeper.fleet.view import view_of
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.installation import Installation
 from fleetkeeper_local.node.node import Node

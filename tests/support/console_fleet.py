@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fleetkeeper.commands.fleet_source import Fleet
-from fleetkeeper.commands.fleet_view import ServiceKey
 from fleetkeeper.console.samples import Samples
+from fleetkeeper.fleet.source import Fleet
+from fleetkeeper.fleet.view import ServiceKey
 from fleetkeeper_contract import rfc3339
 
 Object = dict[str, Any]

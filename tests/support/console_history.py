@@ -15,7 +15,7 @@ from typing import Final
 
 from aiohttp import ClientError, ClientSession
 
-from fleetkeeper.commands.fleet_view import ServiceKey
+from fleetkeeper.fleet.view import ServiceKey
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fleetkeeper.commands.fleet_source import Fleet, FleetError, FleetSource
-from fleetkeeper.commands.fleet_view import Gauges
+from fleetkeeper.fleet.source import Fleet, FleetError, FleetSource
+from fleetkeeper.fleet.view import Gauges
 
 EVERY_S = 2.0
 Points = tuple[tuple[float, float], ...]

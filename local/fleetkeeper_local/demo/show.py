@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fleetkeeper.commands.fleet_view import views_of
 from fleetkeeper.commands.top import fleet_table
+from fleetkeeper.fleet.view import views_of
 from fleetkeeper_local.demo.play import Play
 from fleetkeeper_local.demo.recorder import Recorder
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-from fleetkeeper.commands.exit_codes import ExitCode, stop
-from fleetkeeper.commands.fleet_source import load_api
+from fleetkeeper.exit_codes import ExitCode, stop
+from fleetkeeper.fleet.source import load_api
 from fleetkeeper_contract.client_key_entries import (
     BadEntry,
     ClientKey,

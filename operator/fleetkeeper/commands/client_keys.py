@@ -18,8 +18,8 @@ from fleetkeeper.commands.client_key_secrets import (
     key_of,
     manifest_of,
 )
-from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
 from fleetkeeper.commands.render import yaml_text
+from fleetkeeper.exit_codes import EPILOG, ExitCode, stop
 from fleetkeeper_contract import client_keys as entry
 from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.client_key_entries import (

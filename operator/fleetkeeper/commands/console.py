@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fleetkeeper.commands.exit_codes import ExitCode, stop
-from fleetkeeper.commands.fleet_source import FleetSource
 from fleetkeeper.commands.top import MetricsUrl, Namespace, OperatorNamespace
+from fleetkeeper.exit_codes import ExitCode, stop
+from fleetkeeper.fleet.source import FleetSource
 
 if TYPE_CHECKING:
     from fleetkeeper.console.history import History

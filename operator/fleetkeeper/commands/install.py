@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fleetkeeper.commands.exit_codes import ExitCode, stop
+from fleetkeeper.exit_codes import ExitCode, stop
 
 if TYPE_CHECKING:
     from fleetkeeper.api.profiles.profile import ProfileCatalog

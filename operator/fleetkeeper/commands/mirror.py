@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fleetkeeper.commands.exit_codes import ExitCode, stop
+from fleetkeeper.exit_codes import ExitCode, stop
 
 if TYPE_CHECKING:
     from fleetkeeper.adapters.registry.copying import Content, Copier

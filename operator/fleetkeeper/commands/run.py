@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fleetkeeper.commands.exit_codes import ExitCode, stop
+from fleetkeeper.exit_codes import ExitCode, stop
 
 
 def run(

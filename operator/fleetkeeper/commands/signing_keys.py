@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.install import run_with_client
+from fleetkeeper.exit_codes import ExitCode, stop
 
 if TYPE_CHECKING:
     from fleetkeeper_kube.client import KubernetesClient

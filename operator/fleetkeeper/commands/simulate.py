@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fleetkeeper.api.profiles.profile import effective_resources
-from fleetkeeper.commands.exit_codes import ExitCode, stop
 from fleetkeeper.commands.inputs import Checked, plan_inputs, read_inputs
 from fleetkeeper.commands.render import NAMESPACE, SETTINGS
 from fleetkeeper.commands.simulate_inputs import (
@@ -26,6 +25,7 @@ from fleetkeeper.commands.simulate_inputs import (
     read_load,
     understood,
 )
+from fleetkeeper.exit_codes import ExitCode, stop
 from fleetkeeper.simulate.arguments import parse_alternatives, parse_faults, parse_what_ifs
 from fleetkeeper.simulate.comparison import Case, Setting, compare
 from fleetkeeper.simulate.outcome import Targets

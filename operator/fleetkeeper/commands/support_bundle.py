@@ -14,9 +14,9 @@ import typer
 from fleetkeeper.commands.bundle.archive import Archive
 from fleetkeeper.commands.bundle.contents import Collector
 from fleetkeeper.commands.bundle.reader import Reader
-from fleetkeeper.commands.exit_codes import ExitCode, stop
-from fleetkeeper.commands.fleet_source import load_api
 from fleetkeeper.commands.top import OperatorNamespace
+from fleetkeeper.exit_codes import ExitCode, stop
+from fleetkeeper.fleet.source import load_api
 
 SHOWN_REASONS = 5
 

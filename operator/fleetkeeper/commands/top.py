@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fleetkeeper.commands.exit_codes import ExitCode, stop
-from fleetkeeper.commands.fleet_source import Fleet, FleetError, FleetSource
-from fleetkeeper.commands.fleet_view import (
+from fleetkeeper.exit_codes import ExitCode, stop
+from fleetkeeper.fleet.source import Fleet, FleetError, FleetSource
+from fleetkeeper.fleet.view import (
     Measured,
     ServiceView,
     age_in_words,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from fleetkeeper.commands.fleet_source import load_api
+from fleetkeeper.fleet.source import load_api
 from fleetkeeper_contract.gateway_labels import USAGE_POD_LABELS
 
 SELECTOR: Final = ",".join(f"{name}={value}" for name, value in USAGE_POD_LABELS.items())

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from fleetkeeper.api.status_enums import BreakerState, ReplicaStage
-from fleetkeeper.commands.explain import (
+from fleetkeeper.console.samples import Samples, Snapshot, in_ms, number
+from fleetkeeper.fleet.explanation import (
     BREAKERS,
     GOOD_WHEN_FALSE,
     Row,
@@ -15,7 +16,7 @@ from fleetkeeper.commands.explain import (
     evidence_rows,
     trouble_rows,
 )
-from fleetkeeper.commands.fleet_view import (
+from fleetkeeper.fleet.view import (
     Measured,
     ServiceKey,
     ServiceView,
@@ -23,7 +24,6 @@ from fleetkeeper.commands.fleet_view import (
     in_milliseconds,
     latency_in_milliseconds,
 )
-from fleetkeeper.console.samples import Samples, Snapshot, in_ms, number
 
 Document = dict[str, Any]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from fleetkeeper.commands.fleet_view import ServiceKey
 from fleetkeeper.console.samples import number, problem_text
+from fleetkeeper.fleet.view import ServiceKey
 
 HOURS: Final = (1, 6, 24)
 POINTS: Final = 240

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fleetkeeper.commands.fleet_source import Fleet
-from fleetkeeper.commands.fleet_view import ServiceKey, ServiceView, views_of
+from fleetkeeper.fleet.source import Fleet
+from fleetkeeper.fleet.view import ServiceKey, ServiceView, views_of
 
 POINTS = 360
 """Samples kept per service: half an hour at the default interval."""

@@ -15,11 +15,11 @@ from importlib import resources
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from fleetkeeper.commands.fleet_view import ServiceKey
 from fleetkeeper.console.documents import Document, fleet_document, service_document
 from fleetkeeper.console.history import HOURS, History
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.session import COOKIE, Session
+from fleetkeeper.fleet.view import ServiceKey
 
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost")

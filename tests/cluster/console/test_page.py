@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper.commands.fleet_view import view_of
 from fleetkeeper.commands.prometheus_history import PrometheusHistory
 from fleetkeeper.console.history import History
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.server import serving
 from fleetkeeper.console.session import Session
+from fleetkeeper.fleet.view import view_of
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.axe import axe_script, violations

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetkeeper.commands.fleet_source import FleetSource
 from fleetkeeper.console.documents import Document, fleet_document
 from fleetkeeper.console.samples import Sampler, Samples
+from fleetkeeper.fleet.source import FleetSource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.crds import install_crds
 from tests.support.operator_world import service

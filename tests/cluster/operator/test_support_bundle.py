@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleetkeeper.commands.bundle.archive import ROOT
 from fleetkeeper.commands.bundle.contents import CHILDREN
-from fleetkeeper.commands.exit_codes import ExitCode
+from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.crds import install_crds
 from tests.support.operator_world import service

@@ -18,7 +18,7 @@ from fleetkeeper.commands.batch import input_file
 from fleetkeeper.commands.batch.input_file import check_file
 from fleetkeeper.commands.batch.model import Counts
 from fleetkeeper.commands.batch.progress import Pace, duration, in_words
-from fleetkeeper.commands.exit_codes import ExitCode
+from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper_gateway.batch import model
 from fleetkeeper_gateway.batch.validation.worker import MAX_LINE_BYTES
 from fleetkeeper_local.common.paths import REPOSITORY

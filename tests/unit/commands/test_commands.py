@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from fleetkeeper import cli
 from fleetkeeper.api.schema.crd import crd_text
-from fleetkeeper.commands.exit_codes import MEANING, ExitCode
 from fleetkeeper.commands.needs import needs_of
 from fleetkeeper.commands.service_files import UnreadableFile, read_documents
+from fleetkeeper.exit_codes import MEANING, ExitCode
 from fleetkeeper.reconcile.context import default_context
 
 GOOD = """\

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleetkeeper.cli import COMMANDS
-from fleetkeeper.commands.exit_codes import ExitCode
+from fleetkeeper.exit_codes import ExitCode
 
 pytestmark = pytest.mark.slow
 

@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 from fleetkeeper import cli
 from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper.api.profiles.simulation import Simulation
-from fleetkeeper.commands.explain import explained
-from fleetkeeper.commands.fleet_source import Fleet
-from fleetkeeper.commands.fleet_view import view_of
 from fleetkeeper.commands.top import fleet_table
 from fleetkeeper.console.documents import fleet_document
 from fleetkeeper.console.samples import Samples
+from fleetkeeper.fleet.explanation import explained
+from fleetkeeper.fleet.source import Fleet
+from fleetkeeper.fleet.view import view_of
 from fleetkeeper.simulate.service_model import SIMULATED_START_S, simulated_hardware
 from fleetkeeper_steps.hardware import known_hardware
-from tests.unit.commands.test_fleet_view import NOW, printed, service
+from tests.unit.fleet.test_fleet_view import NOW, printed, service
 
 ENGINE = {"profile": "simulated-0.32.0-1", "requested": "simulated", "version": "0.32.0"}
 LOAD = ("--pattern", "constant", "--rate", "2", "--minutes", "2", "--seeds", "1", "--json")

@@ -17,7 +17,7 @@ from fleetkeeper.api import names
 from fleetkeeper.commands.bundle import archive as archive_module
 from fleetkeeper.commands.bundle.archive import INDEX_BYTES, ROOT, TEXT_BYTES, Archive
 from fleetkeeper.commands.bundle.contents import CHILDREN, log_sources, node_summary
-from fleetkeeper.commands.exit_codes import ExitCode
+from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.support_cluster import Recorded, recorded_cluster, status_of
 

@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fleetkeeper import cli
-from fleetkeeper.commands.exit_codes import ExitCode
 from fleetkeeper.commands.usage import parse_when
+from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper_contract.usage_files import BadUsageQueryError
 
 pytestmark = pytest.mark.slow

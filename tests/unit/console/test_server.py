@@ -12,11 +12,11 @@ from importlib import resources
 
 import pytest
 
-from fleetkeeper.commands.fleet_source import Fleet
-from fleetkeeper.commands.fleet_view import Gauges
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.server import HEADERS, PAGES, serving
 from fleetkeeper.console.session import COOKIE, Session
+from fleetkeeper.fleet.source import Fleet
+from fleetkeeper.fleet.view import Gauges
 from tests.support.console_fleet import HOSTILE_MESSAGE, samples_until
 
 NOW = 1_790_000_000.0

@@ -25,10 +25,10 @@ from fleetkeeper.commands import top
 from fleetkeeper.commands.bundle.archive import Archive
 from fleetkeeper.commands.bundle.contents import Collector
 from fleetkeeper.commands.bundle.reader import Reader
-from fleetkeeper.commands.fleet_source import Fleet, FleetSource, load_api
-from fleetkeeper.commands.fleet_view import views_of
 from fleetkeeper.console.documents import fleet_document
 from fleetkeeper.console.samples import Sampler, Samples
+from fleetkeeper.fleet.source import Fleet, FleetSource, load_api
+from fleetkeeper.fleet.view import views_of
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from tests.support.contained import counted, new_defects
@@ -99,9 +99,9 @@ def shown_by_console() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("sink", "shown"),
     [
-        ("commands.fleet_view._changes", shown_by_top),
+        ("fleet.view._changes", shown_by_top),
         ("commands.top._readiness", shown_by_top),
-        ("commands.fleet_view._changes", shown_by_console),
+        ("fleet.view._changes", shown_by_console),
         ("console.samples.number", shown_by_console),
         ("console.documents._tone", shown_by_console),
     ],

@@ -11,7 +11,7 @@ import typer
 
 from fleetkeeper.commands.batch.input_file import UnreadableInput, check_file
 from fleetkeeper.commands.batch.model import ID
-from fleetkeeper.commands.exit_codes import ExitCode, stop
+from fleetkeeper.exit_codes import ExitCode, stop
 
 KEY_VARIABLE: Final = "FLEETKEEPER_API_KEY"
 URL_VARIABLE: Final = "FLEETKEEPER_URL"

@@ -27,7 +27,7 @@ from fleetkeeper.commands.batch.model import ENDED, ApiError, Document
 from fleetkeeper.commands.batch.progress import until_ended, uploading
 from fleetkeeper.commands.batch.results import FileConflict, fetch_results
 from fleetkeeper.commands.batch.view import batch_lines, mistakes_of, print_batches
-from fleetkeeper.commands.exit_codes import EPILOG, ExitCode, stop
+from fleetkeeper.exit_codes import EPILOG, ExitCode, stop
 
 if TYPE_CHECKING:
     from fleetkeeper.commands.batch.server import Server

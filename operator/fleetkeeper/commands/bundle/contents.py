@@ -13,9 +13,9 @@ from typing import Any, Final
 from fleetkeeper.api import names
 from fleetkeeper.commands.bundle.archive import Archive
 from fleetkeeper.commands.bundle.reader import Reader, ReadError
-from fleetkeeper.commands.explain import explained
-from fleetkeeper.commands.fleet_source import METRICS_PORT, OPERATOR_SELECTOR
-from fleetkeeper.commands.fleet_view import Gauges, ServiceKey, parse_gauges, view_of
+from fleetkeeper.fleet.explanation import explained
+from fleetkeeper.fleet.source import METRICS_PORT, OPERATOR_SELECTOR
+from fleetkeeper.fleet.view import Gauges, ServiceKey, parse_gauges, view_of
 
 Objects = list[dict[str, Any]]
 

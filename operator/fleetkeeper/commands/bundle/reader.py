@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from fleetkeeper.commands.pages import read_pages
+from fleetkeeper.fleet.pages import read_pages
 from fleetkeeper_kube.bounds import decoded
 from fleetkeeper_kube.errors import ApiError
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.commands.fleet_source import Fleet, FleetError
-from fleetkeeper.commands.fleet_view import Gauges, ServiceKey
+from fleetkeeper.fleet.source import Fleet, FleetError
+from fleetkeeper.fleet.view import Gauges, ServiceKey
 from fleetkeeper_local.demo import recorder as module
 from fleetkeeper_local.demo.recorder import Recorder
 

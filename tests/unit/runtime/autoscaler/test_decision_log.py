@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from fleetkeeper.commands.fleet_view import view_of
+from fleetkeeper.fleet.view import view_of
 from fleetkeeper.runtime.queue import Key
 from tests.support.control_cases import reported_status
 from tests.support.loop_world import World

@@ -13,9 +13,9 @@ from typing import Any
 from urllib.request import urlopen
 
 from fleetkeeper.api import names
-from fleetkeeper.commands.exit_codes import ExitCode, stop
-from fleetkeeper.commands.fleet_view import Gauges, ServiceKey, parse_gauges
-from fleetkeeper.commands.pages import read_pages
+from fleetkeeper.exit_codes import ExitCode, stop
+from fleetkeeper.fleet.pages import read_pages
+from fleetkeeper.fleet.view import Gauges, ServiceKey, parse_gauges
 from fleetkeeper_kube.errors import ApiError
 
 OPERATOR_SELECTOR = "app.kubernetes.io/name=fleetkeeper"

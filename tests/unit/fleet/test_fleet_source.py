@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper.commands.exit_codes import ExitCode
+from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.lanes import keep_first
 

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 
 from fleetkeeper.autoscale.rules.fragmentation import RestartReason
-from fleetkeeper.commands.explain import (
+from fleetkeeper.commands.top import fleet_table
+from fleetkeeper.fleet.explanation import (
     BREAKERS,
     SHARES,
     decision_rows,
@@ -18,7 +19,7 @@ from fleetkeeper.commands.explain import (
     replica_rows,
     trouble_rows,
 )
-from fleetkeeper.commands.fleet_view import (
+from fleetkeeper.fleet.view import (
     Measured,
     age_in_words,
     in_milliseconds,
@@ -27,7 +28,6 @@ from fleetkeeper.commands.fleet_view import (
     view_of,
     views_of,
 )
-from fleetkeeper.commands.top import fleet_table
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper_contract import rfc3339
