@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetkeeper.commands.prometheus_history import PrometheusHistory
+from fleetkeeper.commands.fleet.prometheus_history import PrometheusHistory
 from fleetkeeper_local.common.paths import data_dir
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.capacity import measure_capacity

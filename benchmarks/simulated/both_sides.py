@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from fleetkeeper.autoscale.signals.samples import Counters
-from fleetkeeper.commands.inputs import plan_inputs, read_inputs
-from fleetkeeper.commands.simulate_inputs import hardware_of_profile, read_model
+from fleetkeeper.commands.service.inputs import plan_inputs, read_inputs
+from fleetkeeper.commands.simulate.inputs import hardware_of_profile, read_model
 from fleetkeeper.simulate.autoscalers import Autoscaler
 from fleetkeeper.simulate.closed_loop import run
 from fleetkeeper.simulate.cluster import Cluster, ColdStart

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fleetkeeper.commands.top import fleet_table
+from fleetkeeper.commands.fleet.top import fleet_table
 from fleetkeeper.fleet.view import views_of
 from fleetkeeper_local.demo.play import Play
 from fleetkeeper_local.demo.recorder import Recorder

@@ -1,1 +1,1 @@
-"""The commands of `fleetkeeper`, one file each. They handle input and output only."""
+"""The commands of `fleetkeeper`, in packages by subject. They handle input and output only."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper.commands.prometheus_history import PrometheusHistory
+from fleetkeeper.commands.fleet.prometheus_history import PrometheusHistory
 from fleetkeeper.console.history import History
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.server import serving

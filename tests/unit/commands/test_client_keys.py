@@ -7,8 +7,8 @@ import yaml
 from typer.testing import CliRunner
 
 from fleetkeeper.cli import app
-from fleetkeeper.commands.client_key_secrets import encoded, key_of, manifest_of
-from fleetkeeper.commands.client_keys import COLUMNS, table_of
+from fleetkeeper.commands.keys.client_key_secrets import encoded, key_of, manifest_of
+from fleetkeeper.commands.keys.client_keys import COLUMNS, table_of
 from fleetkeeper_contract.client_key_entries import ClientKey, digest_of, is_key
 
 RUN = CliRunner()

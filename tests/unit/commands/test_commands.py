@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from fleetkeeper import cli
 from fleetkeeper.api.schema.crd import crd_text
-from fleetkeeper.commands.needs import needs_of
-from fleetkeeper.commands.service_files import UnreadableFile, read_documents
+from fleetkeeper.commands.service.needs import needs_of
+from fleetkeeper.commands.service.service_files import UnreadableFile, read_documents
 from fleetkeeper.exit_codes import MEANING, ExitCode
 from fleetkeeper.reconcile.context import default_context
 

@@ -20,7 +20,7 @@ from fleetkeeper.adapters.keys import (
     rotated_grant_keys,
 )
 from fleetkeeper.cli import app
-from fleetkeeper.commands.render import yaml_text
+from fleetkeeper.commands.service.render import yaml_text
 
 RUN = CliRunner()
 

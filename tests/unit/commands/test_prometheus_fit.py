@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleetkeeper.commands.prometheus_fit import NoFit, fitted
+from fleetkeeper.commands.simulate.prometheus_fit import NoFit, fitted
 from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import StepClass

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from fleetkeeper.commands.prometheus_history import HistoryError, PrometheusHistory
+from fleetkeeper.commands.fleet.prometheus_history import HistoryError, PrometheusHistory
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fleetkeeper import cli
 from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper.api.profiles.simulation import Simulation
-from fleetkeeper.commands.top import fleet_table
+from fleetkeeper.commands.fleet.top import fleet_table
 from fleetkeeper.console.documents import fleet_document
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.fleet.explanation import explained

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fleetkeeper import cli
-from fleetkeeper.commands.usage import parse_when
+from fleetkeeper.commands.keys.usage import parse_when
 from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper_contract.usage_files import BadUsageQueryError
 

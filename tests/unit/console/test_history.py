@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, CookieJar
 
-from fleetkeeper.commands.prometheus_history import HistoryError
+from fleetkeeper.commands.fleet.prometheus_history import HistoryError
 from fleetkeeper.console.history import HOURS, POINTS, QUERIES, History, Span, marks_of, query_text
 from fleetkeeper.console.server import serving
 from fleetkeeper.console.session import Session

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 
 from fleetkeeper.autoscale.rules.fragmentation import RestartReason
-from fleetkeeper.commands.top import fleet_table
+from fleetkeeper.commands.fleet.top import fleet_table
 from fleetkeeper.fleet.explanation import (
     BREAKERS,
     SHARES,

@@ -21,10 +21,10 @@ from fleetkeeper.adapters.prometheus.queries import TIMES
 from fleetkeeper.api import names
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.series_map import PodSeries
-from fleetkeeper.commands import top
 from fleetkeeper.commands.bundle.archive import Archive
 from fleetkeeper.commands.bundle.contents import Collector
 from fleetkeeper.commands.bundle.reader import Reader
+from fleetkeeper.commands.fleet import top
 from fleetkeeper.console.documents import fleet_document
 from fleetkeeper.console.samples import Sampler, Samples
 from fleetkeeper.fleet.source import Fleet, FleetSource, load_api
@@ -100,7 +100,7 @@ def shown_by_console() -> dict[str, str]:
     ("sink", "shown"),
     [
         ("fleet.view._changes", shown_by_top),
-        ("commands.top._readiness", shown_by_top),
+        ("commands.fleet.top._readiness", shown_by_top),
         ("fleet.view._changes", shown_by_console),
         ("console.samples.number", shown_by_console),
         ("console.documents._tone", shown_by_console),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleetkeeper.api.profiles.profile import AcceleratorKind
 from fleetkeeper.api.types import InferenceServiceSpec, RolloutStrategy
-from fleetkeeper.commands.needs import Needs
+from fleetkeeper.commands.service.needs import Needs
 
 USUAL_MAX_PER_NODE = 8
 """The accelerators of the largest common GPU nodes (HGX, DGX, p5, a3, ND H100 v5)."""

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fleetkeeper.api.profiles.profile import effective_resources
-from fleetkeeper.commands.inputs import Checked, plan_inputs, read_inputs
-from fleetkeeper.commands.render import NAMESPACE, SETTINGS
-from fleetkeeper.commands.simulate_inputs import (
+from fleetkeeper.commands.service.inputs import Checked, plan_inputs, read_inputs
+from fleetkeeper.commands.service.render import NAMESPACE, SETTINGS
+from fleetkeeper.commands.simulate.inputs import (
     LoadOptions,
     cases_of,
     hardware_of_profile,
@@ -284,7 +284,7 @@ def _fitted(
 ) -> tuple[Hardware, LoadOptions]:
     """Return the measured hardware, and the options with the measured load where none is given."""
     # Heavy; only this option needs it.
-    from fleetkeeper.commands.prometheus_fit import NoFit, fit_from_prometheus  # noqa: PLC0415
+    from fleetkeeper.commands.simulate.prometheus_fit import NoFit, fit_from_prometheus  # noqa: PLC0415
 
     if checked.service is None or checked.profile is None:
         stop(ExitCode.BAD_INPUT, "\n".join(checked.complaints))

@@ -11,7 +11,7 @@ from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper.api.profiles.profile import EngineProfile, UnknownProfile
 from fleetkeeper.api.schema.error_messages import FieldError
 from fleetkeeper.api.types import InferenceServiceSpec
-from fleetkeeper.commands.service_files import Document, UnreadableFile, read_documents
+from fleetkeeper.commands.service.service_files import Document, UnreadableFile, read_documents
 from fleetkeeper.exit_codes import ExitCode, stop
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.wanted import refusals, settings_refusals

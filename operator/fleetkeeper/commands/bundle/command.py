@@ -14,7 +14,7 @@ import typer
 from fleetkeeper.commands.bundle.archive import Archive
 from fleetkeeper.commands.bundle.contents import Collector
 from fleetkeeper.commands.bundle.reader import Reader
-from fleetkeeper.commands.top import OperatorNamespace
+from fleetkeeper.commands.fleet.top import OperatorNamespace
 from fleetkeeper.exit_codes import ExitCode, stop
 from fleetkeeper.fleet.source import load_api
 

@@ -10,11 +10,11 @@ import typer
 
 from fleetkeeper.api.profiles.profile import EngineProfile
 from fleetkeeper.api.profiles.simulation import Simulation
-from fleetkeeper.commands.advice import advice_of
-from fleetkeeper.commands.inputs import Checked, plan_inputs, read_inputs
-from fleetkeeper.commands.needs import Needs, needs_of
-from fleetkeeper.commands.pod_template_lines import overridden, pod_template_lines
-from fleetkeeper.commands.render import FILES, NAMESPACE, SETTINGS
+from fleetkeeper.commands.service.advice import advice_of
+from fleetkeeper.commands.service.inputs import Checked, plan_inputs, read_inputs
+from fleetkeeper.commands.service.needs import Needs, needs_of
+from fleetkeeper.commands.service.pod_template_lines import overridden, pod_template_lines
+from fleetkeeper.commands.service.render import FILES, NAMESPACE, SETTINGS
 from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper.reconcile.context import PlanContext
 

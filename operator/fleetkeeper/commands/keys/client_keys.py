@@ -12,13 +12,13 @@ from typing import Annotated, Final
 
 import typer
 
-from fleetkeeper.commands.client_key_secrets import (
+from fleetkeeper.commands.keys.client_key_secrets import (
     KeySecrets,
     Secret,
     key_of,
     manifest_of,
 )
-from fleetkeeper.commands.render import yaml_text
+from fleetkeeper.commands.service.render import yaml_text
 from fleetkeeper.exit_codes import EPILOG, ExitCode, stop
 from fleetkeeper_contract import client_keys as entry
 from fleetkeeper_contract import rfc3339

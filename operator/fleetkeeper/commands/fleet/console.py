@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fleetkeeper.commands.top import MetricsUrl, Namespace, OperatorNamespace
+from fleetkeeper.commands.fleet.top import MetricsUrl, Namespace, OperatorNamespace
 from fleetkeeper.exit_codes import ExitCode, stop
 from fleetkeeper.fleet.source import FleetSource
 
@@ -74,7 +74,7 @@ def console(
 
 
 def _history(url: str) -> History:
-    from fleetkeeper.commands.prometheus_history import PrometheusHistory  # noqa: PLC0415
+    from fleetkeeper.commands.fleet.prometheus_history import PrometheusHistory  # noqa: PLC0415
     from fleetkeeper.console.history import History  # noqa: PLC0415
 
     try:

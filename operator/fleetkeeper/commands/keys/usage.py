@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleetkeeper.commands.top import OperatorNamespace
-from fleetkeeper.commands.usage_source import UsageError, read_from_cluster, read_from_url
+from fleetkeeper.commands.fleet.top import OperatorNamespace
+from fleetkeeper.commands.keys.usage_source import UsageError, read_from_cluster, read_from_url
 from fleetkeeper.exit_codes import ExitCode, stop
 from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.usage_files import (

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleetkeeper.commands.top import MetricsUrl, OperatorNamespace
+from fleetkeeper.commands.fleet.top import MetricsUrl, OperatorNamespace
 from fleetkeeper.exit_codes import ExitCode, stop
 from fleetkeeper.fleet.explanation import (
     Row,

@@ -20,8 +20,8 @@ from fleetkeeper.api.types import (
 )
 from fleetkeeper.api.values.int_or_percent import is_zero
 from fleetkeeper.api.values.quantity import parse_quantity
-from fleetkeeper.commands.device_advice import device_advice
-from fleetkeeper.commands.needs import Needs
+from fleetkeeper.commands.service.device_advice import device_advice
+from fleetkeeper.commands.service.needs import Needs
 from fleetkeeper.reconcile.context import MODEL_HUB, PlanContext
 from fleetkeeper.reconcile.manifests.model_volumes import downloads
 

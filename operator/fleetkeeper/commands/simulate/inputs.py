@@ -13,7 +13,7 @@ import typer
 
 from fleetkeeper.api.profiles.profile import effective_resources
 from fleetkeeper.api.profiles.simulation import Simulation
-from fleetkeeper.commands.inputs import Checked, checked_service
+from fleetkeeper.commands.service.inputs import Checked, checked_service
 from fleetkeeper.exit_codes import ExitCode, stop
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.simulate.arguments import (

@@ -14,7 +14,7 @@ from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.samples import Counters, PodSample, Source
 from fleetkeeper.autoscale.signals.series_map import PodSeries
 from fleetkeeper.autoscale.signals.windows import NO_STEPS, Window
-from fleetkeeper.commands.prometheus_history import HistoryError, PrometheusHistory
+from fleetkeeper.commands.fleet.prometheus_history import HistoryError, PrometheusHistory
 from fleetkeeper.simulate.hardware import fit_of_sums, model_of_sums
 from fleetkeeper_contract.step_terms import StepSums
 from fleetkeeper_contract.tiers import TIER_LABELS

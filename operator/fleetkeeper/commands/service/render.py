@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from fleetkeeper.api.types import RolloutStrategy
-from fleetkeeper.commands.inputs import NO_UID, Checked, plan_inputs, read_inputs
+from fleetkeeper.commands.service.inputs import NO_UID, Checked, plan_inputs, read_inputs
 from fleetkeeper.common.activation import activation_of
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.exit_codes import ExitCode

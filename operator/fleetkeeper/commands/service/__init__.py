@@ -1,0 +1,1 @@
+"""Commands about InferenceServices in files, which need no cluster, and what they share."""

@@ -1,0 +1,1 @@
+"""The command `fleetkeeper simulate`: its arguments, and a fit to measurements."""
