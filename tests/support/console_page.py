@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.browser import Tab
-
-HISTORY = ("Queue wait", "Batch time", "Requests", "Replicas", "Limit of sequences")
-"""Charts that have data as soon as a service has had requests."""
-CHARTS = "document.querySelectorAll('#charts svg').length"
-TEXT = "document.querySelector({0!r}).innerText"
+from playwright.async_api import Locator, Page, expect
 
 
 @contextmanager
@@ -39,93 +32,47 @@ def console_process(kubeconfig: Path, *options: str) -> Iterator[subprocess.Pope
         process.communicate()
 
 
-async def printed_link(process: subprocess.Popen[str]) -> str:
-    """The link that the command prints in its second line."""
-    assert process.stdout is not None
-    await asyncio.to_thread(process.stdout.readline)
-    return (await asyncio.to_thread(process.stdout.readline)).strip()
-
-
-async def check_console(
-    tab: Tab, link: str, namespace: str, name: str, decisions: Sequence[str]
-) -> None:
-    """Go through the page: the fleet, a service with these decisions, and its last hour."""
-    page = ConsolePage(tab)
-    await page.open_fleet(link, namespace, name)
-    row = await page.row(namespace, name)
-    assert re.search(r"\d+ / \d+ / \d+", row), row
-    await page.open_service(namespace, name)
-    assert await page.text("#service-title") == name
-    assert "Replicas: " in await page.text("#state")
-    for words in decisions:
-        await tab.until(f"{TEXT.format('#changes')}.includes({words!r})")
-    await page.show_hours(1)
-    assert await page.text("#span") == "The last 1 hour"
-    for title in HISTORY:
-        await page.await_data(title)
-    heads, *rows = await page.table()
-    assert (heads[0], heads[-1]) == ("Time", "Decisions")
-    assert any(cell.endswith(" ms") for row in rows for cell in row)
-    assert tab.problems == []
-
-
 @dataclass(frozen=True)
 class ConsolePage:
-    """A tab with the console."""
+    """The parts of the console's page."""
 
-    tab: Tab
+    page: Page
 
-    async def open_fleet(self, link: str, namespace: str, name: str) -> None:
-        """Open the link, and wait for the row of a service."""
-        await self.tab.open(link)
-        await self.tab.until(f"document.getElementById('open {namespace}/{name}') !== null")
+    @property
+    def charts(self) -> Locator:
+        """The charts of a service."""
+        return self.page.locator("#charts svg")
 
-    async def row(self, namespace: str, name: str) -> str:
-        """Return the text of a service's row."""
-        row = f"document.getElementById('open {namespace}/{name}').closest('tr')"
-        return str(await self.tab.value(f"{row}.innerText"))
+    @property
+    def marks(self) -> Locator:
+        """The decisions that are marked in the first chart."""
+        return self.charts.first.locator(".mark")
+
+    def chart(self, title: str) -> Locator:
+        """Return the chart of this title."""
+        return self.page.locator(f'#charts svg[aria-label^="{title} over"]')
+
+    def link_of(self, namespace: str, name: str) -> Locator:
+        """Return the link to a service."""
+        return self.page.locator(f'[id="open {namespace}/{name}"]')
 
     async def open_service(self, namespace: str, name: str) -> None:
         """Follow the link of a service, and wait for its charts."""
-        await self.tab.value(f"document.getElementById('open {namespace}/{name}').click()")
-        await self.tab.until(f"{CHARTS} >= 5")
+        await self.link_of(namespace, name).click()
+        await expect(self.charts.nth(4)).to_be_visible()
 
     async def show_hours(self, hours: int) -> None:
         """Choose a range, and wait for its charts."""
-        await self.tab.value(f"document.getElementById('hours-{hours}').click()")
+        await self.page.locator(f"label[for=hours-{hours}]").click()
         words = "1 hour" if hours == 1 else f"{hours} hours"
-        await self.tab.until(f"{TEXT.format('#span')} === 'The last {words}'")
-        await self.tab.until("past.document !== null || past.problem")
-        await self.tab.until(f"{CHARTS} >= 6 || {TEXT.format('#hint')}")
-
-    async def chart(self, title: str) -> str:
-        """Return the accessible text of a chart."""
-        label = f"document.querySelector('#charts svg[aria-label^=\"{title} over\"]')"
-        await self.tab.until(f"{label} !== null")
-        return str(await self.tab.value(f"{label}.getAttribute('aria-label')"))
-
-    async def await_data(self, title: str) -> None:
-        """Wait until a chart has measurements: the page asks for them again and again."""
-        found = f"document.querySelector('#charts svg[aria-label^=\"{title} over\"]')"
-        label = f"({found}?.getAttribute('aria-label') ?? 'no measurements')"
-        await self.tab.until(f"!{label}.includes('no measurements')")
-
-    async def marks(self) -> int:
-        """Return the number of decisions that are marked in the first chart."""
-        return int(
-            await self.tab.value(
-                "document.querySelector('#charts svg').querySelectorAll('.mark').length"
-            )
-        )
+        await expect(self.page.locator("#span")).to_have_text(f"The last {words}")
+        await expect(self.page.locator("#hint")).not_to_have_text("Prometheus is being asked.")
 
     async def table(self) -> list[list[str]]:
         """Open the table of the charts, and return its cells."""
-        await self.tab.value("document.getElementById('data').open = true")
-        await self.tab.until("document.querySelectorAll('#table tbody tr').length > 0")
-        rows = "[...document.querySelectorAll('#table tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
-        found: list[list[str]] = await self.tab.value(rows)
+        await self.page.locator("#data").evaluate("(details) => { details.open = true }")
+        await expect(self.page.locator("#table tbody tr").first).to_be_attached()
+        found: list[list[str]] = await self.page.locator("#table tr").evaluate_all(
+            "(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
         return found
-
-    async def text(self, selector: str) -> str:
-        """Return the visible text of a part of the page."""
-        return str(await self.tab.value(TEXT.format(selector)))

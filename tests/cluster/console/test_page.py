@@ -5,27 +5,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Locator, expect
 
 from fleetkeeper.commands.fleet.prometheus_history import PrometheusHistory
 from fleetkeeper.console.history import History
 from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.server import serving
 from fleetkeeper.console.session import Session
-from fleetkeeper.fleet.view import view_of
-from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
-from tests.support.axe import axe_script, violations
 from tests.support.browser import Tab, browser_tab, ensure_chromium
 from tests.support.console_fleet import (
     CHAT_CHANGES,
@@ -35,13 +33,12 @@ from tests.support.console_fleet import (
     samples_until,
 )
 from tests.support.console_history import prometheus_of_a_day
-from tests.support.console_page import ConsolePage, check_console, console_process, printed_link
-from tests.support.crds import install_crds
-from tests.support.operator_world import service
+from tests.support.console_page import ConsolePage
 
-SIZES = {"wide": (1440, 1000), "narrow": (320, 800)}
+SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
+SIZES: Final = {"wide": (1440, 1000), "narrow": (320, 800)}
+RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 GUARD_S = 120.0
-NO_OVERFLOW = "document.documentElement.scrollWidth <= innerWidth"
 
 
 @pytest.fixture(scope="session")
@@ -50,57 +47,69 @@ def chromium() -> None:
     ensure_chromium()
 
 
-@dataclass
-class Page:
+@dataclass(frozen=True)
+class Shown(ConsolePage):
     """The console in a tab."""
 
     tab: Tab
     samples: Samples
-    link: str
-    pictures: Path | None
+
+    def part(self, selector: str) -> Locator:
+        """Return a part of the page."""
+        return self.page.locator(selector)
+
+    async def resize(self, size: tuple[int, int], scheme: Literal["light", "dark"]) -> None:
+        """Set the size of the window and the color scheme."""
+        await self.page.set_viewport_size({"width": size[0], "height": size[1]})
+        await self.page.emulate_media(color_scheme=scheme)
 
     async def see(self, name: str) -> None:
         """Check that nothing overflows at any width, and keep pictures if they are asked for."""
-        for scheme in ("light", "dark"):
-            for size, (width, height) in SIZES.items():
-                await self.tab.look(width, height, scheme=scheme)
-                await self.tab.until(NO_OVERFLOW)
-                whole = await self.tab.value("document.documentElement.scrollHeight")
-                await self.tab.look(width, whole, scheme=scheme)
-                await self.keep(f"{name}-{size}-{scheme}.png")
-        await self.tab.look(*SIZES["wide"])
+        for scheme in SCHEMES:
+            for size, pixels in SIZES.items():
+                await self.resize(pixels, scheme)
+                await self.page.wait_for_function(
+                    "document.documentElement.scrollWidth <= innerWidth"
+                )
+                await self.keep(f"{name}-{size}-{scheme}.png", whole=True)
+        await self.resize(SIZES["wide"], "light")
 
-    async def keep(self, name: str) -> None:
-        """Keep a picture if pictures are asked for."""
-        if self.pictures is not None:
-            await self.tab.picture(self.pictures / name)
+    async def keep(self, name: str, *, whole: bool = False) -> None:
+        """Keep a picture of the window or of the whole page if pictures are asked for."""
+        if folder := os.environ.get("FLEETKEEPER_PICTURES"):
+            await self.page.screenshot(path=Path(folder) / name, full_page=whole)
+
+    async def violations(self) -> list[str]:
+        """Return what axe-core finds in the page as it is."""
+        found = await Axe().run(
+            self.page, options={"runOnly": RULES, "resultTypes": ["violations"]}
+        )
+        return [f"{rule['id']}: {rule['nodes']}" for rule in found.response["violations"]]
 
 
 @asynccontextmanager
-async def _opened(tmp_path: Path, history: History | None = None) -> AsyncIterator[Page]:
-    folder = os.environ.get("FLEETKEEPER_PICTURES")
-    pictures = Path(folder) if folder else None
+async def _opened(tmp_path: Path, history: History | None = None) -> AsyncIterator[Shown]:
     samples, session = samples_until(time.time()), Session()
     async with (
         serving(samples, session, history=history) as port,
         browser_tab(tmp_path) as tab,
     ):
-        await tab.look(*SIZES["wide"])
-        link = f"http://127.0.0.1:{port}{session.link}"
-        await tab.open(link)
-        await tab.until("document.querySelectorAll('#rows tr').length === 8")
-        yield Page(tab, samples, link, pictures)
+        shown = Shown(tab.page, tab, samples)
+        await shown.resize(SIZES["wide"], "light")
+        await tab.page.goto(f"http://127.0.0.1:{port}{session.link}")
+        await expect(shown.part("#rows tr")).to_have_count(8)
+        yield shown
 
 
 @pytest.fixture
-async def page(chromium: None, tmp_path: Path) -> AsyncIterator[Page]:
+async def page(chromium: None, tmp_path: Path) -> AsyncIterator[Shown]:
     """The page of a recorded fleet, opened by its link."""
     async with _opened(tmp_path) as page:
         yield page
 
 
 @pytest.fixture
-async def day(chromium: None, tmp_path: Path) -> AsyncIterator[Page]:
+async def day(chromium: None, tmp_path: Path) -> AsyncIterator[Shown]:
     """The same page, with a day of history in a real Prometheus."""
     async with prometheus_of_a_day(tmp_path, time.time(), chat_key()) as url:
         history = History(PrometheusHistory(url, deadline_s=GUARD_S))
@@ -110,136 +119,113 @@ async def day(chromium: None, tmp_path: Path) -> AsyncIterator[Page]:
 
 @pytest.mark.promise("console-texts")
 async def test_the_fleet_is_sorted_filtered_and_keeps_its_data_when_the_api_is_away(
-    page: Page,
+    page: Shown,
 ) -> None:
-    tab = page.tab
-    names = "[...document.querySelectorAll('#rows th')].map((cell) => cell.textContent).join()"
-    assert (await tab.value("location.href")).endswith("/"), "the token is not in the address"
-    assert await tab.value(names) == "chat,embed,summarize,code,translate,vision,new,rerank"
+    names = page.part("#rows th")
+    assert page.page.url.endswith("/"), "the token is not in the address"
+    await expect(names).to_have_text(
+        ["chat", "embed", "summarize", "code", "translate", "vision", "new", "rerank"]
+    )
     await page.see("fleet")
 
-    assert HOSTILE_MESSAGE in await tab.value("document.querySelector('#rows').textContent")
-    assert await tab.value("document.title") == "Fleet – Fleetkeeper"
-    assert await tab.value("document.querySelectorAll('#rows img, #rows script').length") == 0
+    assert HOSTILE_MESSAGE in (await page.part("#rows").text_content() or "")
+    await expect(page.page).to_have_title("Fleet – Fleetkeeper")
+    await expect(page.part("#rows img, #rows script")).to_have_count(0)
 
-    await tab.value("document.querySelector('#column-wait button').click()")
-    assert (await tab.value(names)).startswith("code,vision,")
-    assert await tab.value("document.querySelector('#column-wait').ariaSort") == "descending"
-    await tab.value("document.querySelector('#filter').value = 'TEAM-B gpu'")
-    await tab.value("document.querySelector('#filter').dispatchEvent(new Event('input'))")
-    assert await tab.value(names) == "code,vision"
+    await page.part("#column-wait button").click()
+    assert (await names.all_text_contents())[:2] == ["code", "vision"]
+    await expect(page.part("#column-wait")).to_have_attribute("aria-sort", "descending")
+    await page.part("#filter").fill("TEAM-B gpu")
+    await expect(names).to_have_text(["code", "vision"])
 
     page.samples.fail("cannot list InferenceServices: 403 Forbidden", time.time())
-    await tab.until("document.querySelector('#notice').textContent.includes('403 Forbidden')")
-    assert await tab.value("document.querySelector('#fresh').className") == "fresh old"
-    assert await tab.value(names) == "code,vision"
+    await expect(page.part("#notice")).to_contain_text("403 Forbidden")
+    await expect(page.part("#fresh")).to_have_class("fresh old")
+    await expect(names).to_have_text(["code", "vision"])
     await page.see("fleet-problem")
     page.samples.add(fleet_at(time.time(), time.time()), time.time())
-    await tab.until("document.querySelector('#notice').textContent === ''")
-    assert tab.problems == []
+    await expect(page.part("#notice")).to_be_empty()
+    assert page.tab.problems == []
 
-    offline = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
-    await tab.call("Network.enable")
-    await tab.call("Network.emulateNetworkConditions", offline=True, **offline)
-    await tab.until("document.querySelector('#notice').textContent.includes('Start the command')")
-    assert await tab.value(names) == "code,vision"
+    await page.page.context.set_offline(True)
+    await expect(page.part("#notice")).to_contain_text("Start the command")
+    await expect(names).to_have_text(["code", "vision"])
 
 
 @pytest.mark.exhaustive
-async def test_a_service_shows_charts_decisions_and_replicas(page: Page) -> None:
-    tab = page.tab
-    await tab.value("document.getElementById('open team-a/chat').click()")
-    await tab.until("document.querySelectorAll('#charts svg').length === 6")
-    assert await tab.value("document.activeElement.id") == "service-title"
-    label = await tab.value("document.querySelector('#charts svg').getAttribute('aria-label')")
-    assert label.startswith("Queue wait over the last 20 minutes. Queue wait: now ")
-    assert "objective: 500 ms." in label
-    changes = await tab.value("document.querySelector('#changes').innerText")
-    assert "replicas 3 -> 5 (QueueWaitAboveTarget)" in changes
-    assert await tab.value("document.querySelectorAll('#replicas tbody tr').length") == 5
-    await page.see("service")
-
-    chart = await tab.value(
-        "(({x, y, width, height}) => [x + width / 2, y + height / 2])"
-        "(document.querySelector('#charts svg').getBoundingClientRect())"
+async def test_a_service_shows_charts_decisions_and_replicas(page: Shown) -> None:
+    await page.open_service("team-a", "chat")
+    await expect(page.charts).to_have_count(6)
+    await expect(page.part("#service-title")).to_be_focused()
+    await expect(page.charts.first).to_have_attribute(
+        "aria-label",
+        re.compile(r"^Queue wait over the last 20 minutes\. Queue wait: now .*objective: 500 ms\."),
     )
-    await tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=chart[0], y=chart[1])
-    readout = await tab.until("document.querySelector('#charts .readout').textContent")
-    assert re.fullmatch(r"\d\d:\d\d  [\d.,]+ ms", readout)
-
-    points = "document.querySelector('#charts .line').getAttribute('d')"
-    before = await tab.value(points)
-    page.samples.add(fleet_at(time.time(), time.time()), time.time())
-    await tab.until(f"{points} !== {before!r}")
-
-    await tab.value("location.hash = '#/team-b/vision'")
-    await tab.until("document.querySelector('#problems').innerText.includes('InsufficientGPU')")
-    await page.see("service-problem")
-    await tab.value("location.hash = '#/team-b/gone'")
-    await tab.until("document.querySelector('#gone').innerText.includes('gone was not found')")
-    assert tab.problems == []
-
-
-@pytest.mark.exhaustive
-async def test_the_link_opens_once_and_the_page_stays_open_in_its_browser(page: Page) -> None:
-    await page.tab.open(page.link)
-    await page.tab.until("document.querySelectorAll('#rows tr').length === 8")
-    await page.tab.call("Network.clearBrowserCookies")
-    await page.tab.open(page.link)
-    await page.tab.until("document.body.innerText.includes('start it again for a new link')")
-
-
-@pytest.mark.exhaustive
-async def test_without_prometheus_the_page_says_how_to_get_history(page: Page) -> None:
-    await page.tab.value("document.getElementById('open team-a/chat').click()")
-    await page.tab.until("document.querySelectorAll('#charts svg').length === 6")
-    shown = ConsolePage(page.tab)
-    assert await shown.text("#span") == "Since the console started"
-    assert await shown.text("#hint") == (
+    await expect(page.part("#changes")).to_contain_text("replicas 3 -> 5 (QueueWaitAboveTarget)")
+    await expect(page.part("#replicas tbody tr")).to_have_count(5)
+    await expect(page.part("#span")).to_have_text("Since the console started")
+    await expect(page.part("#hint")).to_have_text(
         "For the last hours, start the console with --prometheus URL."
     )
-    assert await page.tab.value("document.querySelector('#ranges').hidden") is True
+    await expect(page.part("#ranges")).to_be_hidden()
+    await page.see("service")
+
+    await page.charts.first.hover()
+    readout = page.part("#charts .readout").first
+    await expect(readout).to_have_text(re.compile(r"^\d\d:\d\d\s+[\d.,]+ ms$"))
+
+    line = page.part("#charts .line").first
+    before = await line.get_attribute("d")
+    assert before
+    page.samples.add(fleet_at(time.time(), time.time()), time.time())
+    await expect(line).not_to_have_attribute("d", before)
+
+    await page.page.evaluate("location.hash = '#/team-b/vision'")
+    await expect(page.part("#problems")).to_contain_text("InsufficientGPU")
+    await page.see("service-problem")
+    await page.page.evaluate("location.hash = '#/team-b/gone'")
+    await expect(page.part("#gone")).to_contain_text("gone was not found")
+    assert page.tab.problems == []
 
 
 @pytest.mark.exhaustive
-async def test_the_charts_show_the_last_hours_with_their_decisions(day: Page) -> None:
+async def test_the_charts_show_the_last_hours_with_their_decisions(day: Shown) -> None:
     """From Prometheus, by the console alone: the page's policy lets the browser ask nobody else."""
-    shown = ConsolePage(day.tab)
-    await shown.open_service("team-a", "chat")
-    assert await shown.text("#span") == "Since the console started"
-    live = await shown.marks()
-    assert live == len(CHAT_CHANGES)
+    await day.open_service("team-a", "chat")
+    await expect(day.part("#span")).to_have_text("Since the console started")
+    await expect(day.marks).to_have_count(len(CHAT_CHANGES))
 
-    await shown.show_hours(24)
-    assert await shown.text("#hint") == ""
-    wait = await shown.chart("Queue wait")
-    assert wait.startswith("Queue wait over the last 24 hours. Queue wait: now ")
-    assert "no measurements" not in wait
-    assert "ready: now 5, lowest 2, highest 5. wanted: now 5" in await shown.chart("Replicas")
-    assert "lowest 64, highest 96" in await shown.chart("Limit of sequences")
-    assert re.search(
-        r"refused: now [\d.]+ /s, lowest 0 /s, highest [\d.]*[1-9]", await shown.chart("Requests")
-    )
-    assert await shown.marks() > live + 10
-    limit = await day.tab.value("document.querySelector('#charts path.limit').getAttribute('d')")
-    assert "V" in limit, "the objective changed in the day"
-    heads, *rows = await shown.table()
+    await day.show_hours(24)
+    await expect(day.part("#hint")).to_be_empty()
+    for title, text in {
+        "Queue wait": r"^Queue wait over the last 24 hours\. Queue wait: now \d",
+        "Replicas": r"ready: now 5, lowest 2, highest 5\. wanted: now 5",
+        "Limit of sequences": "lowest 64, highest 96",
+        "Requests": r"refused: now [\d.]+ /s, lowest 0 /s, highest [\d.]*[1-9]",
+    }.items():
+        await expect(day.chart(title)).to_have_attribute("aria-label", re.compile(text))
+    await expect(day.marks.nth(len(CHAT_CHANGES) + 10)).to_be_attached()
+    limit = await day.part("#charts path.limit").first.get_attribute("d")
+    assert "V" in (limit or ""), "the objective changed in the day"
+    heads, *rows = await day.table()
     assert heads[:2] == ["Time", "Queue wait"]
     assert heads[-1] == "Decisions"
     assert 40 < len(rows) <= 61
-    told = ", ".join(row[-1] for row in rows)
-    assert "replicas 3 -> 5 (QueueWaitAboveTarget)" in told, "the status has the last ones in words"
-    assert told.count("limits") == 7, "six of the metrics, one of the status"
-    await day.tab.value("document.getElementById('data').open = false")
+    decisions = ", ".join(row[-1] for row in rows)
+    assert "replicas 3 -> 5 (QueueWaitAboveTarget)" in decisions, "the last, from the status"
+    assert decisions.count("limits") == 7, "six of the metrics, one of the status"
+    await day.part("#data").evaluate("(details) => { details.open = false }")
     await day.see("history")
-    await day.tab.look(1440, 1330)
+    await day.resize((1440, 1330), "light")
     await day.keep("console.png")
 
-    await shown.show_hours(1)
-    assert (await shown.chart("Queue wait")).startswith("Queue wait over the last 60 minutes.")
-    await day.tab.value("document.getElementById('hours-0').click()")
-    await day.tab.until("document.querySelector('#span').innerText === 'Since the console started'")
-    assert await shown.marks() == live
+    await day.show_hours(1)
+    await expect(day.chart("Queue wait")).to_have_attribute(
+        "aria-label", re.compile(r"^Queue wait over the last 60 minutes\.")
+    )
+    await day.part("label[for=hours-0]").click()
+    await expect(day.part("#span")).to_have_text("Since the console started")
+    await expect(day.marks).to_have_count(len(CHAT_CHANGES))
     assert day.tab.problems == []
 
 
@@ -251,77 +237,46 @@ async def test_a_prometheus_that_is_away_is_named_and_asked_again(
     (port,) = free_ports(1)
     history = History(PrometheusHistory(f"http://127.0.0.1:{port}", deadline_s=2.0))
     async with _opened(tmp_path, history) as page:
-        shown = ConsolePage(page.tab)
-        await shown.open_service("team-a", "chat")
-        await page.tab.value("document.getElementById('hours-6').click()")
-        await page.tab.until(
-            "document.querySelector('#hint').innerText.includes('Prometheus did not answer')"
-        )
-        assert await page.tab.value("document.querySelector('#notice').textContent") == ""
-        assert "replicas 3 -> 5" in await shown.text("#changes")
+        await page.open_service("team-a", "chat")
+        await page.show_hours(6)
+        await expect(page.part("#hint")).to_contain_text("Prometheus did not answer")
+        await expect(page.part("#notice")).to_be_empty()
+        await expect(page.part("#changes")).to_contain_text("replicas 3 -> 5")
 
 
 @pytest.mark.exhaustive
 async def test_every_control_is_reached_by_the_keyboard_and_no_rule_of_accessibility_is_broken(
-    day: Page,
+    day: Shown,
 ) -> None:
-    script = axe_script()
-    if script is None:
-        pytest.skip("npm is missing; it fetches axe-core")
-    shown = ConsolePage(day.tab)
-    for scheme in ("light", "dark"):
-        await day.tab.look(*SIZES["wide"], scheme=scheme)
-        assert await violations(day.tab, script) == [], scheme
-    await shown.open_service("team-a", "chat")
-    await shown.show_hours(6)
-    await shown.table()
-    for scheme in ("light", "dark"):
-        for size in SIZES.values():
-            await day.tab.look(*size, scheme=scheme)
-            assert await violations(day.tab, script) == [], (scheme, size)
+    for scheme in SCHEMES:
+        await day.resize(SIZES["wide"], scheme)
+        assert await day.violations() == [], scheme
+    await day.open_service("team-a", "chat")
+    await day.show_hours(6)
+    await day.table()
+    for scheme in SCHEMES:
+        for pixels in SIZES.values():
+            await day.resize(pixels, scheme)
+            assert await day.violations() == [], (scheme, pixels)
 
-    names = await day.tab.value(
-        "[...document.querySelectorAll('svg')].map((chart) => chart.getAttribute('aria-label'))"
+    names = await day.part("svg").evaluate_all(
+        "(charts) => charts.map((chart) => chart.getAttribute('aria-label'))"
     )
     assert all(names)
-    assert len(set(names)) == len(names)
+    assert len(set(names)) == len(names) > 0
+    wanted = await day.part('a, button, input, summary, [tabindex="0"]').evaluate_all(
+        "(nodes) => nodes.filter((node) => node.checkVisibility() && !(node.type === 'radio' && !node.checked))"
+        ".map((node) => node.id || node.tagName)"
+    )
     reached = set[str]()
-    await day.tab.value("document.activeElement.blur()")
+    await day.page.evaluate("document.activeElement.blur()")
     for _ in range(60):
-        await day.tab.press("Tab")
+        await day.page.keyboard.press("Tab")
         reached.add(
-            await day.tab.value("document.activeElement.id || document.activeElement.tagName")
+            await day.page.evaluate("document.activeElement.id || document.activeElement.tagName")
         )
-    wanted = "[...document.querySelectorAll('a, button, input, summary, [tabindex=\"0\"]')].filter((node) => node.checkVisibility() && !(node.type === 'radio' && !node.checked)).map((node) => node.id || node.tagName)"
-    assert set(await day.tab.value(wanted)) <= reached
-    await day.tab.value("document.getElementById('hours-6').focus()")
-    await day.tab.press("ArrowRight")
-    await day.tab.until("document.querySelector('#span').innerText === 'The last 24 hours'")
-    assert await day.tab.value("document.activeElement.id") == "hours-24"
-
-
-@pytest.mark.promise("console-rights")
-@pytest.mark.exhaustive
-async def test_the_command_shows_a_service_of_the_cluster_with_its_history(
-    chromium: None, control_plane: ControlPlane, tmp_path: Path
-) -> None:
-    """As tests/e2e does on a node, but with a service that nobody runs."""
-    now, namespace = time.time(), f"console-{uuid.uuid4().hex[:6]}"
-    install_crds(control_plane)
-    control_plane.kubectl("create", "namespace", namespace)
-    inside = ("-n", namespace)
-    control_plane.kubectl(*inside, "create", "-f", "-", input=json.dumps(service()))
-    (chat,) = [item for item in fleet_at(now, now).services if item["metadata"]["name"] == "chat"]
-    status = json.dumps({"status": chat["status"]})
-    patch = ("patch", "fis", "chat", "--subresource=status", "--type=merge", "-p", status)
-    control_plane.kubectl(*inside, *patch)
-    options = ("-n", namespace, "--interval", "1", "--prometheus")
-    key = (namespace, "chat")
-    async with prometheus_of_a_day(tmp_path, now, key) as url, browser_tab(tmp_path) as tab:
-        with console_process(control_plane.kubeconfig, *options, url) as process:
-            link = await printed_link(process)
-            words = [change.in_words() for change in view_of(chat, {}).changes]
-            assert len(words) == len(CHAT_CHANGES)
-            await check_console(tab, link, *key, words)
-            assert await ConsolePage(tab).marks() >= len(words)
-    control_plane.kubectl("delete", "namespace", namespace, "--wait=false")
+    assert set(wanted) <= reached
+    await day.part("#hours-6").focus()
+    await day.page.keyboard.press("ArrowRight")
+    await expect(day.part("#span")).to_have_text("The last 24 hours")
+    await expect(day.part("#hours-24")).to_be_focused()

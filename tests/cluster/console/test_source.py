@@ -30,6 +30,7 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     control_plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
+@pytest.mark.promise("console-rights")
 def test_a_user_who_may_list_services_sees_them_until_the_right_is_gone(
     control_plane: ControlPlane, namespace: str
 ) -> None:
