@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -102,49 +102,6 @@ def _number(value: float) -> float | None:
 
 
 # -- texts --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the tables: its title, the figure that it shows, and how.
-
-    `form`: percent, seconds, whole or number. `help`: the meaning in one sentence.
-    """
-
-    title: str
-    figure: str
-    form: str
-    help: str
-
-
-SERVICE: Final[Sequence[Column]] = (
-    Column("SLO ATTAINMENT", "slo_attainment", "percent", "requests within both targets, of all"),
-    Column("GOODPUT /S", "goodput_per_s", "number", "requests per second within both targets"),
-    Column("WAIT ATTAINED", "queue_wait_attainment", "percent", "queue waits within the objective"),
-    Column("BATCH ATTAINED", "batch_time_attainment", "percent", "steps within the objective"),
-    Column("REFUSED", "refused", "whole", "requests that got status 429, or found no replica"),
-    Column("LOST", "lost", "whole", "requests in an engine that ended"),
-)
-LATENCY: Final[Sequence[Column]] = (
-    Column("TTFT P50", "ttft_p50_s", "seconds", "time to the first token, median"),
-    Column("TTFT P95", "ttft_p95_s", "seconds", "time to the first token, 95th percentile"),
-    Column("TPOT P50", "tpot_p50_s", "seconds", "mean ITL of a request, median"),
-    Column("TPOT P95", "tpot_p95_s", "seconds", "mean ITL of a request, 95th percentile"),
-    Column("PREEMPTIONS", "preemptions", "whole", "sequences computed again for lack of KV cache"),
-)
-COST: Final[Sequence[Column]] = (
-    Column("GPU HOURS", "gpu_hours", "number", "replica-hours times the GPUs of a replica"),
-    Column(
-        "REPLICA HOURS", "replica_hours", "number", "from the creation of replicas to their end"
-    ),
-    Column("MOST REPLICAS", "most_replicas", "whole", "the most replicas at any time"),
-    Column("CHANGES", "replica_changes", "whole", "changes of the number of replicas"),
-    Column("REVERSALS", "replica_reversals", "whole", "changes in the other direction"),
-)
-CPU: Final[Sequence[Column]] = (
-    Column("ENGINE MODEL CPU", "engine_cpu_s", "seconds", "of this simulation, per run"),
-    Column("CONTROL CPU", "control_cpu_s", "seconds", "of the operator's code, per run"),
-)
 
 
 def value_text(value: float, form: str) -> str:

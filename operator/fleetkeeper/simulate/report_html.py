@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from html import escape
-from importlib import resources
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fleetkeeper.simulate.comparison import Result
 from fleetkeeper.simulate.recorder import Moment
-from fleetkeeper.simulate.report import (
-    COST,
-    CPU,
-    LATENCY,
-    SERVICE,
-    Column,
-    Report,
-    seconds_text,
-    spread_text,
-    value_text,
-)
-from fleetkeeper.simulate.report_batch import TITLES, batch_rows
-from fleetkeeper.simulate.report_svg import (
+from fleetkeeper.simulate.report import Report, seconds_text
+from fleetkeeper.simulate.report_figures import (
+    LEFT,
     LOAD,
+    RIGHT,
+    WIDTH,
     Axis,
     Dot,
-    Panel,
+    Figure,
     Series,
     axis_to,
+    known_values,
     log_axis,
-    scatter_svg,
-    style_name,
 )
+from fleetkeeper.simulate.report_tables import tables_of
 
 HARDWARE_WORDS = (
     ("t0", "t0_s", 1e3, "ms"),
@@ -40,84 +33,44 @@ HARDWARE_WORDS = (
     ("b", "b_s", 1e6, "us/sequence"),
     ("c", "c_s", 1e9, "ns/KV token"),
 )
-
-
 ACRONYMS = frozenset({"SLO", "GPU", "TTFT", "TPOT", "CPU"})
+STYLES = 8
+"""Styles of series that the page defines; more series repeat them."""
 
 
 def report_page(report: Report) -> str:
     """Return the page."""
-    style = resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    title = f"Simulation of {report.service}"
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            '<head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{style}</style></head>",
-            f"<body><main><h1>{escape(title)}</h1>",
-            *_body(report),
-            "</main></body></html>",
-            "",
-        ]
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
-
-
-def _body(report: Report) -> Iterator[str]:
-    yield f"<p>{escape(report.headline)}</p><p>{escape(report.target_text)}</p>"
-    if report.notes:
-        yield "<ul class='notes'>"
-        yield from (f"<li>{escape(note)}</li>" for note in report.notes)
-        yield "</ul>"
-    yield _section("Result")
-    yield _table("Service level", SERVICE, report.results)
-    yield _table("Cost and stability", COST, report.results)
-    yield _scatter(report)
-    yield _table("Latency", LATENCY, report.results)
-    yield from _batches(report.results)
-    yield from _tiers(report.results)
-    yield _section("Load and replicas")
-    yield from _replicas(report)
-    yield _section("Limits of the batch")
-    yield _legend(report.results)
-    yield _lines(report, "f-seq", "Limit of sequences", lambda m: m.limit_sequences, _whole)
-    yield _lines(report, "f-tok", "Limit of tokens per step", lambda m: m.limit_tokens, _whole)
-    yield _section("Queue wait and batch time")
-    yield _legend(report.results)
+    pages.filters |= {"heading": heading, "px": "{:.1f}".format, "style": _style, "zip": zip}
+    pages.globals |= {"width": WIDTH, "left": LEFT, "right": RIGHT}
+    service, cost, *details, cpu = tables_of(report.results)
     wait_s, step_s = report.objectives_s
-    yield _lines(
-        report,
-        "f-wait",
-        "Mean queue wait",
-        lambda m: m.queue_wait_s,
-        seconds_text,
-        objective_s=wait_s,
+    page = pages.get_template("report.html").render(
+        report=report,
+        names=[result.name for result in report.results],
+        service=service,
+        cost=cost,
+        details=details,
+        cpu=cpu,
+        scatter=_scatter(report),
+        replicas=_replicas(report),
+        limits=[
+            _lines(report, "f-seq", "Limit of sequences", lambda m: m.limit_sequences),
+            _lines(report, "f-tok", "Limit of tokens per step", lambda m: m.limit_tokens),
+        ],
+        times=[
+            _lines(report, "f-wait", "Mean queue wait", lambda m: m.queue_wait_s, wait_s),
+            _lines(report, "f-step", "Mean batch time", lambda m: m.batch_time_s, step_s),
+        ],
+        hardware=_hardware(report),
     )
-    yield _lines(
-        report,
-        "f-step",
-        "Mean batch time",
-        lambda m: m.batch_time_s,
-        seconds_text,
-        objective_s=step_s,
-    )
-    yield _section("This simulation")
-    yield _table("CPU time per run", CPU, report.results)
-    yield f"<p>{escape(_hardware(report))}</p>"
-
-
-def _section(title: str) -> str:
-    return f"<h2>{escape(title)}</h2>"
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-# -- tables -------------------------------------------------------------------------------------------
+    return page.lstrip()
 
 
 def heading(title: str) -> str:
@@ -126,127 +79,59 @@ def heading(title: str) -> str:
     return " ".join([words[0][0].upper() + words[0][1:], *words[1:]]).replace(" /s", "/s")
 
 
-def _table(caption: str, columns: Sequence[Column], results: Sequence[Result]) -> str:
-    heads = [
-        f'<th scope="col" title="{escape(column.help)}">{escape(heading(column.title))}</th>'
-        for column in columns
-    ]
-    rows = []
-    for number, result in enumerate(results):
-        cells = []
-        for column in columns:
-            spread = result.figures[column.figure]
-            more = spread_text(spread, column.form)
-            small = f"<small>{escape(more)}</small>" if more else ""
-            cells.append(f"<td>{escape(value_text(spread.median, column.form))}{small}</td>")
-        rows.append(_row(number, result.name, cells))
-    return _whole_table(caption, heads, rows)
+def _style(number: int) -> str:
+    """Return the class of a style in the page."""
+    return "load" if number == LOAD else f"s{number % STYLES}"
 
 
-def _row(number: int, name: str, cells: Sequence[str]) -> str:
-    return f'<tr><th scope="row">{_swatch(number)}{escape(name)}</th>{"".join(cells)}</tr>'
+def _plain(value: float) -> str:
+    return f"{value:g}"
 
 
-def _whole_table(caption: str, heads: Sequence[str], rows: Sequence[str]) -> str:
-    return (
-        f'<div class="scroll"><table><caption>{escape(caption)}</caption>'
-        f'<thead><tr><th scope="col">Alternative</th>{"".join(heads)}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+def _time_unit(report: Report) -> tuple[float, str]:
+    return (3600.0, "h") if report.setting.seconds > 3 * 3600 else (60.0, "min")
 
 
-def _batches(results: Sequence[Result]) -> Iterator[str]:
-    rows = [
-        _row(number, name, [f"<td>{escape(cell)}</td>" for cell in cells])
-        for number, name, cells in batch_rows(results)
-    ]
-    if rows:
-        heads = [
-            f'<th scope="col" title="{escape(what)}">{escape(heading(title))}</th>'
-            for title, what in TITLES.items()
-        ]
-        yield _whole_table("Batches", heads, rows)
-
-
-def _tiers(results: Sequence[Result]) -> Iterator[str]:
-    used = [tier for tier, row in results[0].tiers.items() if row["requests"].most > 0]
-    if len(used) < 2:
-        return
-    heads = [
-        f'<th scope="col">{escape(tier.capitalize())} {what}</th>'
-        for tier in used
-        for what in ("attainment", "refused")
-    ]
-    rows = []
-    for number, result in enumerate(results):
-        cells = [
-            f"<td>{escape(value_text(result.tiers[tier][figure].median, form))}</td>"
-            for tier in used
-            for figure, form in (("slo_attainment", "percent"), ("refused", "whole"))
-        ]
-        rows.append(_row(number, result.name, cells))
-    yield _whole_table("Tiers", heads, rows)
-
-
-# -- figures ------------------------------------------------------------------------------------------
-
-
-def _swatch(number: int) -> str:
-    return f'<svg class="swatch" viewBox="0 0 22 8" aria-hidden="true"><path class="line {style_name(number)}" d="M0,4H22"/></svg>'
-
-
-def _legend(results: Sequence[Result]) -> str:
-    entries = [
-        f"<span>{_swatch(number)}{escape(result.name)}</span>"
-        for number, result in enumerate(results)
-    ]
-    return f'<p class="legend">{"".join(entries)}</p>'
-
-
-def _figure(title: str, svg: str) -> str:
-    return f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>"
+def _time_axis(report: Report) -> Axis:
+    unit_s, unit = _time_unit(report)
+    return Axis(0.0, report.setting.seconds / unit_s, lambda value: f"{value:g} {unit}")
 
 
 def _points(
-    moments: Sequence[Moment], value: Callable[[Moment], float]
+    report: Report, result: Result, value: Callable[[Moment], float], *, until_end: bool = False
 ) -> list[tuple[float, float]]:
-    return [(moment.time_s, value(moment)) for moment in moments]
+    """Return a figure over time. `until_end`: the last value holds until the end of the run."""
+    unit_s, _ = _time_unit(report)
+    points = [(moment.time_s / unit_s, value(moment)) for moment in result.moments]
+    if points and until_end:
+        points.append((report.setting.seconds / unit_s, points[-1][1]))
+    return points
 
 
-def _replicas(report: Report) -> Iterator[str]:
+def _replicas(report: Report) -> Iterator[Figure]:
     """Yield the load, and for each alternative its replicas: wanted as a line, ready as an area."""
-    seconds = report.setting.seconds
-    rows = report.results[0].moments
-    load = _points(rows[1:], lambda moment: moment.requests_per_s)
-    highest = max([value for _, value in load], default=1.0)
-    title = "Requests per second (seed 1)"
-    yield _figure(
-        title,
-        Panel(
-            title,
-            [Series("", LOAD, load, area=True), Series("requests/s", LOAD, load)],
-            seconds,
-            axis_to(highest, lambda value: f"{value:g}"),
-            150,
-        ).svg("f-load"),
-    )
+    time = _time_axis(report)
+    load = _points(report, report.results[0], lambda moment: moment.requests_per_s)[1:]
+    series = [Series("", LOAD, load, area=True), Series("requests/s", LOAD, load)]
+    up = axis_to(max(known_values(series), default=1.0), _plain)
+    yield Figure("f-load", "Requests per second (seed 1)", time, up, series, height=150)
     most = max([m.replicas for result in report.results for m in result.moments], default=1)
+    ticks = min(3, most)
     for number, result in enumerate(report.results):
-        title = f"{result.name}: replicas (line) and ready replicas (area)"
-        wanted = _points(result.moments, lambda moment: moment.replicas)
-        ready = _points(result.moments, lambda moment: moment.ready)
-        series = [
-            Series("ready", number, _until(ready, seconds), steps=True, area=True),
-            Series("replicas", number, _until(wanted, seconds), steps=True),
-        ]
-        axis = axis_to(most, lambda value: f"{value:g}", min(3, most))
-        panel = Panel(title, series, seconds, axis, 100, ticks=min(3, most))
-        yield _figure(title, panel.svg(f"f-replicas-{number}"))
-
-
-def _until(points: list[tuple[float, float]], seconds: float) -> list[tuple[float, float]]:
-    """Extend a stepped line to the end of the run."""
-    return [*points, (seconds, points[-1][1])] if points else []
+        ready = _points(report, result, lambda moment: moment.ready, until_end=True)
+        wanted = _points(report, result, lambda moment: moment.replicas, until_end=True)
+        yield Figure(
+            f"f-replicas-{number}",
+            f"{result.name}: replicas (line) and ready replicas (area)",
+            time,
+            axis_to(most, _plain, ticks),
+            [
+                Series("ready", number, ready, steps=True, area=True),
+                Series("replicas", number, wanted, steps=True),
+            ],
+            height=100,
+            ticks=ticks,
+        )
 
 
 def _lines(
@@ -254,46 +139,35 @@ def _lines(
     number: str,
     title: str,
     value: Callable[[Moment], float],
-    text: Callable[[float], str],
-    *,
     objective_s: float | None = None,
-) -> str:
+) -> Figure:
     """Return a figure with one line per alternative; with an objective, on a logarithmic axis."""
     series = [
-        Series(result.name, style, _points(result.moments, value), steps=objective_s is None)
-        for style, result in reversed(list(enumerate(report.results)))
+        Series(result.name, style, _points(report, result, value), steps=objective_s is None)
+        for style, result in enumerate(report.results)
     ]
-    known = [y for one in series for _, y in one.points if not math.isnan(y)]
-    objective = None
+    series.reverse()  # the first alternative is drawn over the others
+    known = known_values(series)
     if objective_s is None:
-        axis: Axis = axis_to(max(known, default=1.0), text)
+        up = axis_to(max(known, default=1.0), lambda value: f"{value:,.0f}")
     else:
-        axis = log_axis([*known, objective_s], text)
-        objective = (objective_s, f"objective {text(objective_s)}")
-    panel = Panel(title, series, report.setting.seconds, axis, objective=objective)
-    return _figure(f"{title} (seed 1)", panel.svg(number))
+        up = log_axis([*known, objective_s], seconds_text)
+    title = f"{title} (seed 1)"
+    return Figure(number, title, _time_axis(report), up, series, objective=objective_s)
 
 
-def _scatter(report: Report) -> str:
+def _scatter(report: Report) -> Figure:
     dots = [
-        Dot(
-            result.name,
-            number,
-            result.figures["gpu_hours"],
-            result.figures["slo_attainment"],
-        )
+        Dot(result.name, number, result.figures["gpu_hours"], result.figures["slo_attainment"])
         for number, result in enumerate(report.results)
     ]
-    across = axis_to(max([dot.across[2] for dot in dots]), lambda value: f"{value:g}")
-    lowest = min([dot.up[1] for dot in dots])
+    across = axis_to(max([dot.across.most for dot in dots]), _plain)
+    lowest = min([dot.up.least for dot in dots])
     step = 0.005 if lowest > 0.98 else 0.02 if lowest > 0.9 else 0.1
-    up = Axis(
-        max(0.0, step * math.floor(lowest / step - 1e-9)),
-        1.0,
-        lambda value: f"{100 * value:.3g}%",
-    )
+    low = max(0.0, step * math.floor(lowest / step - 1e-9))
+    up = Axis(low, 1.0, lambda value: f"{100 * value:.3g}%")
     title = "SLO attainment (up) against GPU-hours (right): the upper left is best"
-    return _figure(title, scatter_svg("f-scatter", title, dots, across=across, up=up))
+    return Figure("f-scatter", title, across, up, dots=dots, height=300, ticks=5)
 
 
 def _hardware(report: Report) -> str:

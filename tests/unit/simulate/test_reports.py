@@ -23,10 +23,10 @@ from fleetkeeper.simulate.comparison import FIGURES, TIER_FIGURES, Case, Result,
 from fleetkeeper.simulate.loads import trace
 from fleetkeeper.simulate.recorder import Moment
 from fleetkeeper.simulate.report import Report, duration_text, seconds_text, value_text
-from fleetkeeper.simulate.report_batch import batch_rows, deadline_text
+from fleetkeeper.simulate.report_figures import Axis, axis_to, known_runs, log_axis
 from fleetkeeper.simulate.report_html import heading, report_page
-from fleetkeeper.simulate.report_svg import Axis, axis_to, known_runs, log_axis
 from fleetkeeper.simulate.report_table import report_tables
+from fleetkeeper.simulate.report_tables import deadline_text, tables_of
 from fleetkeeper.simulate.service_model import model_of
 from fleetkeeper_steps.hardware import known_hardware
 
@@ -112,8 +112,8 @@ def with_batches() -> Report:
 
 
 def test_batches_have_a_row_each_and_the_cost_of_all() -> None:
-    rows = list(batch_rows(with_batches().results))
-    assert [(name, *cells) for _, name, cells in rows] == [
+    (table,) = [each for each in tables_of(with_batches().results) if each.caption == "Batches"]
+    assert [(row.name, *(cell.text for cell in row.cells)) for row in table.rows] == [
         ("fleetkeeper", "5M@6h,2h", "5 h", "met", "2", "12.00", "10.00"),
         ("fleetkeeper", "1M@3h", "2.5 h", "met", "2", "12.00", "10.00"),
         ("static:4@512", "5M@6h,2h", "not finished", "missed by more than 15 min", "-", "8.00", "8.00"),

@@ -31,7 +31,6 @@ from fleetkeeper.simulate.comparison import Case, Setting, compare
 from fleetkeeper.simulate.outcome import Targets
 from fleetkeeper.simulate.patterns import Pattern
 from fleetkeeper.simulate.report import Report, plural
-from fleetkeeper.simulate.report_html import report_page
 from fleetkeeper.simulate.report_table import report_tables
 from fleetkeeper_steps.hardware import Hardware, floor_s, known_hardware
 
@@ -329,6 +328,9 @@ def _progress(cases: Sequence[Case], setting: Setting) -> Iterator[Callback]:
 
 def _write(report: Report, html: Path | None, *, as_json: bool) -> None:
     if html is not None:
+        # Only this option needs its template engine.
+        from fleetkeeper.simulate.report_html import report_page  # noqa: PLC0415
+
         try:
             html.write_text(report_page(report), "utf-8")
         except OSError as problem:

@@ -1,0 +1,176 @@
+"""The tables of the report as texts, for the terminal and the page: one row per alternative."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures
+from fleetkeeper.simulate.comparison import Result
+from fleetkeeper.simulate.report import duration_text, spread_text, value_text
+
+
+class Column(NamedTuple):
+    """A column that shows a figure."""
+
+    title: str
+    figure: str
+    form: str
+    """percent, seconds, whole or number."""
+    help: str
+    """The meaning in one sentence."""
+
+
+class Head(NamedTuple):
+    """The title of a column, and what it means."""
+
+    title: str
+    help: str = ""
+
+
+class Cell(NamedTuple):
+    """A figure, and its range over the seeds; an empty string if all have the same."""
+
+    text: str
+    spread: str = ""
+
+
+class Row(NamedTuple):
+    """The figures of an alternative. `number`: its place among the alternatives."""
+
+    number: int
+    name: str
+    cells: tuple[Cell, ...]
+
+
+class Table(NamedTuple):
+    """A table whose first column has the names of the alternatives."""
+
+    caption: str
+    heads: tuple[Head, ...]
+    rows: tuple[Row, ...]
+
+
+SERVICE: Final[Sequence[Column]] = (
+    Column("SLO ATTAINMENT", "slo_attainment", "percent", "requests within both targets, of all"),
+    Column("GOODPUT /S", "goodput_per_s", "number", "requests per second within both targets"),
+    Column("WAIT ATTAINED", "queue_wait_attainment", "percent", "queue waits within the objective"),
+    Column("BATCH ATTAINED", "batch_time_attainment", "percent", "steps within the objective"),
+    Column("REFUSED", "refused", "whole", "requests that got status 429, or found no replica"),
+    Column("LOST", "lost", "whole", "requests in an engine that ended"),
+)
+LATENCY: Final[Sequence[Column]] = (
+    Column("TTFT P50", "ttft_p50_s", "seconds", "time to the first token, median"),
+    Column("TTFT P95", "ttft_p95_s", "seconds", "time to the first token, 95th percentile"),
+    Column("TPOT P50", "tpot_p50_s", "seconds", "mean ITL of a request, median"),
+    Column("TPOT P95", "tpot_p95_s", "seconds", "mean ITL of a request, 95th percentile"),
+    Column("PREEMPTIONS", "preemptions", "whole", "sequences computed again for lack of KV cache"),
+)
+COST: Final[Sequence[Column]] = (
+    Column("GPU HOURS", "gpu_hours", "number", "replica-hours times the GPUs of a replica"),
+    Column(
+        "REPLICA HOURS", "replica_hours", "number", "from the creation of replicas to their end"
+    ),
+    Column("MOST REPLICAS", "most_replicas", "whole", "the most replicas at any time"),
+    Column("CHANGES", "replica_changes", "whole", "changes of the number of replicas"),
+    Column("REVERSALS", "replica_reversals", "whole", "changes in the other direction"),
+)
+CPU: Final[Sequence[Column]] = (
+    Column("ENGINE MODEL CPU", "engine_cpu_s", "seconds", "of this simulation, per run"),
+    Column("CONTROL CPU", "control_cpu_s", "seconds", "of the operator's code, per run"),
+)
+BATCH: Final = (
+    Head("BATCH", "tokens, window and start"),
+    Head("FINISHED AT", "time since the start of the run, median"),
+    Head("DEADLINE", "met by every seed, or missed by so much in the worst one"),
+    Head(
+        "REPLICAS ADDED",
+        "replicas that were added for the deadlines of all batches, median",
+    ),
+    Head("GPU HOURS", "with the batches, median"),
+    Head("GPU HOURS WITHOUT", "of the same run without batches, median"),
+)
+
+
+def tables_of(results: Sequence[Result]) -> list[Table]:
+    """Return the tables: first service level and cost, last the CPU time of the simulation."""
+    found = [
+        _figures("Service level", SERVICE, results),
+        _figures("Cost and stability", COST, results),
+        _figures("Latency", LATENCY, results),
+    ]
+    if any(result.batch is not None for result in results):
+        found.append(Table("Batches", BATCH, tuple(_batches(results))))
+    tiers = [tier for tier, figures in results[0].tiers.items() if figures["requests"].most > 0]
+    if len(tiers) > 1:
+        found.append(_tiers(tiers, results))
+    return [*found, _figures("CPU time per run", CPU, results)]
+
+
+def _figures(caption: str, columns: Sequence[Column], results: Sequence[Result]) -> Table:
+    heads = tuple(Head(column.title, column.help) for column in columns)
+    rows = []
+    for number, result in enumerate(results):
+        found = [(result.figures[column.figure], column.form) for column in columns]
+        cells = [
+            Cell(value_text(spread.median, form), spread_text(spread, form))
+            for spread, form in found
+        ]
+        rows.append(Row(number, result.name, tuple(cells)))
+    return Table(caption, heads, tuple(rows))
+
+
+def _tiers(tiers: Sequence[str], results: Sequence[Result]) -> Table:
+    """Return the SLO attainment and the refusals of each tier."""
+    heads = [Head(f"{tier.upper()} {what}") for tier in tiers for what in ("ATTAINMENT", "REFUSED")]
+    figures = (("slo_attainment", "percent"), ("refused", "whole"))
+    rows = [
+        Row(
+            number,
+            result.name,
+            tuple(
+                Cell(value_text(result.tiers[tier][figure].median, form))
+                for tier in tiers
+                for figure, form in figures
+            ),
+        )
+        for number, result in enumerate(results)
+    ]
+    return Table("Tiers", tuple(heads), tuple(rows))
+
+
+def _batches(results: Sequence[Result]) -> Iterator[Row]:
+    """Yield a row for each alternative and batch: the end of the batch, and the cost of all."""
+    for number, result in enumerate(results):
+        if result.batch is not None:
+            for texts in _ends(result.batch):
+                yield Row(number, result.name, tuple(map(Cell, texts)))
+
+
+def _ends(figures: BatchFigures) -> Iterator[tuple[str, ...]]:
+    runs = figures.runs
+    cost = (
+        _median([run.added for run in runs], "whole"),
+        _median([run.gpu_hours for run in runs], "number"),
+        _median([run.gpu_hours_without for run in runs], "number"),
+    )
+    for batch, ends in figures.ends():
+        finished = [end.finished_s for end in ends if not math.isnan(end.finished_s)]
+        at = duration_text(median(finished)) if len(finished) == len(ends) else "not finished"
+        yield batch.text, at, deadline_text(ends), *cost
+
+
+def _median(values: Sequence[float], form: str) -> str:
+    return value_text(median(values), form)
+
+
+def deadline_text(ends: Sequence[BatchEnd]) -> str:
+    """Return `met`, or by how much the worst seed missed the deadline; `-` if that is unknown."""
+    late = [end for end in ends if end.late_s > 0]
+    if late:
+        worst = max(late, key=lambda end: end.late_s)
+        more = "more than " if worst.left else ""
+        return f"missed by {more}{duration_text(worst.late_s)}"
+    return "met" if all(end.late_s <= 0 and not end.left for end in ends) else "-"
