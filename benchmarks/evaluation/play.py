@@ -22,7 +22,7 @@ from fleetkeeper.simulate.autoscalers import (
     waiting,
 )
 from fleetkeeper.simulate.closed_loop import Scenario, run
-from fleetkeeper.simulate.loads import untiered
+from fleetkeeper.simulate.loads.arrivals import untiered
 
 
 class Case(NamedTuple):

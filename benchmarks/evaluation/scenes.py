@@ -21,7 +21,7 @@ from typing import Final
 from fleetkeeper.simulate.closed_loop import Load
 from fleetkeeper.simulate.cluster import ColdStart
 from fleetkeeper.simulate.engine import EngineSpec
-from fleetkeeper.simulate.loads import Row, retiered, scaled
+from fleetkeeper.simulate.loads.arrivals import Row, retiered, scaled
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_steps.hardware import known_hardware
 

@@ -15,9 +15,9 @@ from fleetkeeper.simulate.autoscalers import Autoscaler
 from fleetkeeper.simulate.closed_loop import run
 from fleetkeeper.simulate.cluster import Cluster, ColdStart
 from fleetkeeper.simulate.comparison import Case, Setting, scenario_of
-from fleetkeeper.simulate.loads import trace
+from fleetkeeper.simulate.loads.arrivals import trace
+from fleetkeeper.simulate.loads.trace_file import parse_trace
 from fleetkeeper.simulate.outcome import Targets
-from fleetkeeper.simulate.trace_file import parse_trace
 from fleetkeeper_contract.tiers import TIER_LABELS
 from fleetkeeper_local.demo.recorder import Points
 from fleetkeeper_local.load.open_loop import Sample

@@ -12,7 +12,7 @@ from fleetkeeper.simulate.autoscalers import ControlLoop, always
 from fleetkeeper.simulate.closed_loop import EPOCH_S, Scenario, run
 from fleetkeeper.simulate.cluster import ColdStart
 from fleetkeeper.simulate.engine import H100_8B, EngineSpec
-from fleetkeeper.simulate.loads import Mix, poisson
+from fleetkeeper.simulate.loads.arrivals import Mix, poisson
 from fleetkeeper.simulate.outcome import Outcome, Tick
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.simulate.arguments import Batch
 from fleetkeeper.simulate.cluster import Cluster
-from fleetkeeper.simulate.loads import Mix
+from fleetkeeper.simulate.loads.arrivals import Mix
 from fleetkeeper.simulate.requests import Request
 
 SCRAPE_S: Final = 15.0

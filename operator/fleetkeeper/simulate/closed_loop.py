@@ -18,7 +18,7 @@ from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop
 from fleetkeeper.simulate.batch_client import BatchClient, batch_client
 from fleetkeeper.simulate.cluster import Cluster, ColdStart
 from fleetkeeper.simulate.engine import H100_8B, EngineSpec
-from fleetkeeper.simulate.loads import Mix
+from fleetkeeper.simulate.loads.arrivals import Mix
 from fleetkeeper.simulate.outcome import Outcome, Targets, Tick
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_steps.running import BLOCK_TOKENS

@@ -20,7 +20,7 @@ from fleetkeeper.simulate.autoscalers import (
 )
 from fleetkeeper.simulate.batch_figures import BatchFigures, BatchRun, batch_run
 from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Load, Scenario, run
-from fleetkeeper.simulate.loads import Mix, untiered
+from fleetkeeper.simulate.loads.arrivals import Mix, untiered
 from fleetkeeper.simulate.outcome import Outcome, Targets, TierOutcome
 from fleetkeeper.simulate.recorder import Moment, Recorder, moment_s
 from fleetkeeper.simulate.service_model import ServiceModel, advisory_settings

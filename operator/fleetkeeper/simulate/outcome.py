@@ -12,7 +12,7 @@ from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.simulate.batch_client import BatchWork
 from fleetkeeper.simulate.cluster import Cluster
-from fleetkeeper.simulate.loads import StockRequest
+from fleetkeeper.simulate.loads.arrivals import StockRequest
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.tiers import TIER_LABELS
 

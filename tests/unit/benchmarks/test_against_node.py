@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fleetkeeper.simulate.trace_file import parse_trace
+from fleetkeeper.simulate.loads.trace_file import parse_trace
 from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival

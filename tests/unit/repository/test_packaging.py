@@ -51,7 +51,7 @@ def test_a_wheel_contains_its_own_packages(
     for name in (package, *others):
         assert f"{name}/py.typed" in files
     assert ("fleetkeeper_steps/hardware.json" in files) == ("fleetkeeper_steps" in others)
-    data = ["simulate/templates/report.css", "simulate/templates/report.html"]
+    data = ["simulate/report/templates/report.css", "simulate/report/templates/report.html"]
     data += [f"console/pages/{page}" for page in PAGES]
     for name in data:
         assert (f"fleetkeeper/{name}" in files) == (package == "fleetkeeper")

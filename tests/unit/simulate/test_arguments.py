@@ -20,7 +20,7 @@ from fleetkeeper.simulate.arguments import (
     parse_tiers,
     parse_what_ifs,
 )
-from fleetkeeper.simulate.patterns import DAY_S, Pattern, rate_of
+from fleetkeeper.simulate.loads.patterns import DAY_S, Pattern, rate_of
 
 
 def test_alternatives_have_a_number_and_a_token_budget() -> None:

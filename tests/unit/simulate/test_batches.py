@@ -20,9 +20,9 @@ from fleetkeeper.simulate.batch_figures import BatchEnd, batch_end
 from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Scenario, run
 from fleetkeeper.simulate.cluster import Cluster, ColdStart
 from fleetkeeper.simulate.engine import H100_8B, H100_70B
-from fleetkeeper.simulate.loads import Mix, poisson
+from fleetkeeper.simulate.loads.arrivals import Mix, poisson
+from fleetkeeper.simulate.loads.patterns import Pattern, rate_of
 from fleetkeeper.simulate.outcome import Outcome
-from fleetkeeper.simulate.patterns import Pattern, rate_of
 from fleetkeeper.simulate.requests import Request
 from tests.support.lanes import keep_first
 

@@ -20,7 +20,7 @@ from fleetkeeper.simulate.comparison import (
     scenario_of,
     spread,
 )
-from fleetkeeper.simulate.loads import Mix, poisson, retiered, trace
+from fleetkeeper.simulate.loads.arrivals import Mix, poisson, retiered, trace
 from fleetkeeper.simulate.recorder import Moment, moment_s
 from fleetkeeper.simulate.service_model import ServiceModel, UnfitService, engine_spec, model_of
 from fleetkeeper_steps.costs import StepCosts

@@ -15,7 +15,7 @@ from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.autoscalers import ControlLoop
 from fleetkeeper.simulate.closed_loop import Fault, Scenario, run
 from fleetkeeper.simulate.cluster import ColdStart
-from fleetkeeper.simulate.loads import Mix, poisson
+from fleetkeeper.simulate.loads.arrivals import Mix, poisson
 from fleetkeeper.simulate.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -20,13 +20,13 @@ from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.simulate.arguments import FLEETKEEPER, parse_alternatives, parse_batches
 from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures, BatchRun
 from fleetkeeper.simulate.comparison import FIGURES, TIER_FIGURES, Case, Result, Setting, Spread
-from fleetkeeper.simulate.loads import trace
+from fleetkeeper.simulate.loads.arrivals import trace
 from fleetkeeper.simulate.recorder import Moment
-from fleetkeeper.simulate.report import Report, duration_text, seconds_text, value_text
-from fleetkeeper.simulate.report_figures import Axis, axis_to, known_runs, log_axis
-from fleetkeeper.simulate.report_html import heading, report_page
-from fleetkeeper.simulate.report_table import report_tables
-from fleetkeeper.simulate.report_tables import deadline_text, tables_of
+from fleetkeeper.simulate.report.figures import Axis, axis_to, known_runs, log_axis
+from fleetkeeper.simulate.report.page import heading, report_page
+from fleetkeeper.simulate.report.report import Report, duration_text, seconds_text, value_text
+from fleetkeeper.simulate.report.tables import deadline_text, tables_of
+from fleetkeeper.simulate.report.terminal import report_tables
 from fleetkeeper.simulate.service_model import model_of
 from fleetkeeper_steps.hardware import known_hardware
 

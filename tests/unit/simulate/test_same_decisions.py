@@ -24,7 +24,7 @@ from fleetkeeper.simulate.arguments import Batch, parse_batches
 from fleetkeeper.simulate.autoscalers import ControlLoop
 from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Scenario, run
 from fleetkeeper.simulate.cluster import ColdStart
-from fleetkeeper.simulate.loads import Mix, poisson
+from fleetkeeper.simulate.loads.arrivals import Mix, poisson
 from fleetkeeper_kube.reading import Place
 from tests.support.loop_world import START, World, send_requests
 

@@ -13,7 +13,7 @@ from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 from fleetkeeper.simulate.autoscalers import ControlLoop
 from fleetkeeper.simulate.closed_loop import EPOCH_S, Scenario, run
-from fleetkeeper.simulate.loads import Mix, poisson
+from fleetkeeper.simulate.loads.arrivals import Mix, poisson
 from fleetkeeper.simulate.requests import Request
 
 SECONDS = 300.0

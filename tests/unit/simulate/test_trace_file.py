@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from fleetkeeper.simulate.trace_file import BadTrace, parse_trace
+from fleetkeeper.simulate.loads.trace_file import BadTrace, parse_trace
 
 HEADER = "t_s,input_tokens,output_tokens\n"
 GOOD = (

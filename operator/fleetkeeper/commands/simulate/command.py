@@ -28,10 +28,10 @@ from fleetkeeper.commands.simulate.inputs import (
 from fleetkeeper.exit_codes import ExitCode, stop
 from fleetkeeper.simulate.arguments import parse_alternatives, parse_faults, parse_what_ifs
 from fleetkeeper.simulate.comparison import Case, Setting, compare
+from fleetkeeper.simulate.loads.patterns import Pattern
 from fleetkeeper.simulate.outcome import Targets
-from fleetkeeper.simulate.patterns import Pattern
-from fleetkeeper.simulate.report import Report, plural
-from fleetkeeper.simulate.report_table import report_tables
+from fleetkeeper.simulate.report.report import Report, plural
+from fleetkeeper.simulate.report.terminal import report_tables
 from fleetkeeper_steps.hardware import Hardware, floor_s, known_hardware
 
 LOAD, MACHINE, COMPARE, OUTPUT = "Load", "Hardware", "Comparison", "Output"
@@ -329,7 +329,7 @@ def _progress(cases: Sequence[Case], setting: Setting) -> Iterator[Callback]:
 def _write(report: Report, html: Path | None, *, as_json: bool) -> None:
     if html is not None:
         # Only this option needs its template engine.
-        from fleetkeeper.simulate.report_html import report_page  # noqa: PLC0415
+        from fleetkeeper.simulate.report.page import report_page  # noqa: PLC0415
 
         try:
             html.write_text(report_page(report), "utf-8")

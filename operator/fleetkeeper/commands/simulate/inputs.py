@@ -28,15 +28,15 @@ from fleetkeeper.simulate.arguments import (
 from fleetkeeper.simulate.closed_loop import Load
 from fleetkeeper.simulate.comparison import Case
 from fleetkeeper.simulate.hardware import parse_hardware
-from fleetkeeper.simulate.loads import Mix, poisson, retiered, scaled
-from fleetkeeper.simulate.patterns import Pattern, rate_of
+from fleetkeeper.simulate.loads.arrivals import Mix, poisson, retiered, scaled
+from fleetkeeper.simulate.loads.patterns import Pattern, rate_of
+from fleetkeeper.simulate.loads.trace_file import BadTrace, Trace, parse_trace
 from fleetkeeper.simulate.service_model import (
     ServiceModel,
     UnfitService,
     model_of,
     simulated_hardware,
 )
-from fleetkeeper.simulate.trace_file import BadTrace, Trace, parse_trace
 from fleetkeeper_steps.hardware import Hardware, InvalidHardware, known_hardware
 
 T = TypeVar("T")

@@ -10,8 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fleetkeeper.simulate.comparison import Result
 from fleetkeeper.simulate.recorder import Moment
-from fleetkeeper.simulate.report import Report, seconds_text
-from fleetkeeper.simulate.report_figures import (
+from fleetkeeper.simulate.report.figures import (
     LEFT,
     LOAD,
     RIGHT,
@@ -24,7 +23,8 @@ from fleetkeeper.simulate.report_figures import (
     known_values,
     log_axis,
 )
-from fleetkeeper.simulate.report_tables import tables_of
+from fleetkeeper.simulate.report.report import Report, seconds_text
+from fleetkeeper.simulate.report.tables import tables_of
 
 HARDWARE_WORDS = (
     ("t0", "t0_s", 1e3, "ms"),

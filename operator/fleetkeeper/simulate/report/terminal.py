@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fleetkeeper.simulate.report import Report
-from fleetkeeper.simulate.report_tables import Cell, Table, tables_of
+from fleetkeeper.simulate.report.report import Report
+from fleetkeeper.simulate.report.tables import Cell, Table, tables_of
 
 
 def report_tables(report: Report) -> Group:

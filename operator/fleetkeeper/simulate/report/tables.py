@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures
 from fleetkeeper.simulate.comparison import Result
-from fleetkeeper.simulate.report import duration_text, spread_text, value_text
+from fleetkeeper.simulate.report.report import duration_text, spread_text, value_text
 
 
 class Column(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from fleetkeeper.simulate.loads import Row
+from fleetkeeper.simulate.loads.arrivals import Row
 from fleetkeeper_contract.tiers import TIER_LABELS
 
 TIME: Final = "t_s"

@@ -1,0 +1,1 @@
+"""A finished comparison for people and programs: tables, figures, JSON."""
