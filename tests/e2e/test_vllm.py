@@ -17,9 +17,9 @@ from fleetkeeper_engine.limits import PREFILL_QUANTUM_TOKENS
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import freeze_engine, slowed_engine
 from fleetkeeper_local.demo.installation import PROFILE
+from fleetkeeper_local.images import oci, registry
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.node.node import Node
-from tests.support.model_image import push_model_image
 from tests.support.service_world import (
     HEAVY,
     ask,
@@ -55,6 +55,15 @@ while True:
 """
 
 pytestmark = pytest.mark.usefixtures("calm_operator")
+
+
+def _push_model_image(node: Node, scratch: Path) -> str:
+    """Push an image with only the tiny model's files in it; return the source that names it."""
+    port = node.settings.registry_port
+    layer = oci.write_layer(node.directory / "models" / "tiny", "model", scratch / "layer")
+    layout = oci.write_image(scratch / "image", [layer], oci.ImageConfig())
+    registry.push(f"oci:{layout}:1", port, "models/tiny", "1")
+    return f"oci://localhost:{port}/models/tiny@{oci.image_digest(layout)}/model"
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +320,7 @@ def test_a_model_from_an_image_takes_over_from_one_in_a_claim(
 ) -> None:
     """The kubelet pulls it by its digest and mounts it read-only; no request is lost meanwhile."""
     (old,) = fleet.engines()
-    source = push_model_image(node, tmp_path)
+    source = _push_model_image(node, tmp_path)
     with steady(fleet, 2.0, seed=16) as traffic:
         fleet.change({"model": {"source": source}})
         fleet.until(

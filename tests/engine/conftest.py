@@ -19,7 +19,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine_environment import PYTHON, STOCK_PYTHON, free_port, make_tiny_model
+from tests.support.engine_environment import (
+    PYTHON,
+    STOCK_PYTHON,
+    free_port,
+    make_tiny_adapter,
+    make_tiny_model,
+)
 from tests.support.model_hub import COMMIT, TOKEN, ModelHub, model_hub
 from tests.support.object_storage import BUCKET, PREFIX, Storage, object_storage, pod_environment
 from tests.support.shared_engine import end_shared_engine
@@ -35,7 +41,6 @@ from tests.support.supervised_engine import (
     desired_document,
     start_engine,
 )
-from tests.support.tiny_adapter import make_tiny_adapter
 from tests.support.trace_collector import Collector
 
 

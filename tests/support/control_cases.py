@@ -1,4 +1,4 @@
-"""Makers of pods, samples and services for the tests of the control loop."""
+"""Makers of pods, samples, services and their reports for the tests of the control loop."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason
-from fleetkeeper.autoscale.decision import ControlDecision
+from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.decision import ControlDecision, TickResult
 from fleetkeeper.autoscale.memory import ControlMemory
+from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Latencies, PodSample
 from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PodView, PutOutcome
@@ -160,3 +162,18 @@ def reported_status(report: ControlReport | None) -> dict[str, Any]:
         for kind, row in {**measured, **decided}.items()
     ]
     return {**report_to_status(report), "conditions": conditions}
+
+
+def reported(
+    loop: Loop, decision: ControlDecision, allocation: Allocation | None = None
+) -> TickResult:
+    """Return the report with the want granted, and carry on the memory."""
+    given = allocation or Allocation(decision.want.replicas)
+    report, loop.memory = build_report(decision, given, loop.memory, loop.now)
+    return report
+
+
+def condition(report: TickResult, kind: ConditionType) -> tuple[str, str, str]:
+    """Return status, reason and message of a condition."""
+    row = next(row for row in reported_status(report.report)["conditions"] if row["type"] == kind)
+    return row["status"], row["reason"], row["message"]

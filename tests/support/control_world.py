@@ -189,7 +189,9 @@ class LoopbackEngines(PrometheusProxy):
             "--validate=false",
             "-f",
             "-",
-            input=json.dumps(loopback_node(self.node, self.prefix)),
+            input=json.dumps(
+                loopback_node(self.node, f"{self.prefix}0/27", network=self.node, gpus=64)
+            ),
         )
         await asyncio.to_thread(prove_loopback, plane, self.world.namespace, self.node, self.prefix)
         engines = web.Application()

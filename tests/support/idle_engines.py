@@ -22,6 +22,7 @@ from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_steps.costs import StepCosts
 from tests.support.engine_metrics import metrics_text
+from tests.support.loopback_node import LABEL, loopback_node
 
 NETWORK: Final = "127.77"
 ADDRESSES_A_NODE: Final = 32
@@ -35,25 +36,19 @@ READY_TIMEOUT: Final = "120s"
 def add_nodes(plane: ControlPlane, count: int, gpus: int) -> None:
     """Add fake nodes whose pods get loopback addresses, and wait until they are Ready."""
     plane.add_nodes(1, gpus=0)  # starts kwok; no engine fits on this node
-    resources = {"cpu": "128", "memory": "2Ti", "pods": "30", "nvidia.com/gpu": str(gpus)}
     nodes = [
-        {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {
-                "name": f"loopback-{number:04d}",
-                "annotations": {"kwok.x-k8s.io/node": "fake"},
-                "labels": {"type": "loopback", "kubernetes.io/hostname": f"loopback-{number:04d}"},
-            },
-            "spec": {"podCIDR": _cidr(number), "podCIDRs": [_cidr(number)]},
-            "status": {"capacity": resources, "allocatable": resources},
-        }
+        loopback_node(f"loopback-{number:04d}", _cidr(number), network=NETWORK, gpus=gpus)
         for number in range(count)
     ]
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes})
     plane.kubectl("create", "--validate=false", "-f", "-", input=listed)
     plane.kubectl(
-        "wait", "--for=condition=Ready", "node", "-l", "type=loopback", f"--timeout={READY_TIMEOUT}"
+        "wait",
+        "--for=condition=Ready",
+        "node",
+        "-l",
+        f"{LABEL}={NETWORK}",
+        f"--timeout={READY_TIMEOUT}",
     )
 
 

@@ -10,17 +10,16 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 LABEL: Final = "fleetkeeper.test/network"
 
 
-def loopback_node(name: str, prefix: str) -> dict[str, Any]:
-    """Return a node whose pods get addresses that start with `prefix`."""
-    resources = {"cpu": "128", "memory": "2Ti", "pods": "30", "nvidia.com/gpu": "64"}
-    cidr = f"{prefix}0/27"
+def loopback_node(name: str, cidr: str, *, network: str, gpus: int) -> dict[str, Any]:
+    """Return a node whose pods get addresses of this range, with a label for its network."""
+    resources = {"cpu": "128", "memory": "2Ti", "pods": "30", "nvidia.com/gpu": str(gpus)}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": name,
             "annotations": {"kwok.x-k8s.io/node": "fake"},
-            "labels": {LABEL: name, "kubernetes.io/hostname": name},
+            "labels": {LABEL: network, "kubernetes.io/hostname": name},
         },
         "spec": {"podCIDR": cidr, "podCIDRs": [cidr]},
         "status": {"capacity": resources, "allocatable": resources},

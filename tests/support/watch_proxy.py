@@ -1,4 +1,4 @@
-"""A proxy in front of the real API server that can cut, silence and poison watches."""
+"""A proxy in front of the real API server that can cut, silence, hold back and poison watches."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ class WatchProxy(ApiProxy):
         """How many requests were answered 429."""
         self._poison: dict[str, int] = {}
         self._poisoned = asyncio.Event()
+        self._held = ""
+        self._flows = asyncio.Event()
+        self._flows.set()
 
     async def __aexit__(
         self,
@@ -55,6 +58,15 @@ class WatchProxy(ApiProxy):
         self._poison[plural] = code
         self._poisoned.set()
 
+    def hold(self, plural: str) -> None:
+        """Hold back all events of one resource from now on."""
+        self._held = plural
+        self._flows.clear()
+
+    def release(self) -> None:
+        """Deliver what was held back, and hold back nothing more."""
+        self._flows.set()
+
     def limit(self, *, spare: str | None) -> None:
         """Answer 429 with Retry-After: 30 to all but one resource; with None let all pass again."""
         self._spared = spare
@@ -80,7 +92,7 @@ class WatchProxy(ApiProxy):
             return response
         end = asyncio.Event()
         self._ends.add(end)
-        pump = asyncio.create_task(_pump(upstream, response))
+        pump = asyncio.create_task(self._pump(plural, upstream, response))
         stop = asyncio.create_task(end.wait())
         try:
             while not pump.done() and not stop.done():
@@ -100,14 +112,17 @@ class WatchProxy(ApiProxy):
             stop.cancel()
         return response
 
-
-async def _pump(answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
-    """Pass on whole lines, so that an error event is a line of its own."""
-    rest = b""
-    async for chunk in answer.content.iter_any():
-        lines, end, rest = (rest + chunk).rpartition(b"\n")
-        if end:
-            await response.write(lines + end)
+    async def _pump(
+        self, plural: str, upstream: aiohttp.ClientResponse, response: web.StreamResponse
+    ) -> None:
+        """Pass on whole lines, so that an error event is a line of its own."""
+        rest = b""
+        async for chunk in upstream.content.iter_any():
+            lines, end, rest = (rest + chunk).rpartition(b"\n")
+            if plural == self._held:
+                await self._flows.wait()
+            if end:
+                await response.write(lines + end)
 
 
 def error_event(code: int, reason: str) -> bytes:

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, POD
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.held_watch_proxy import HeldWatchProxy
 from tests.support.operator_world import Live, World, operator_world, service
+from tests.support.watch_proxy import WatchProxy
 
 
 @pytest_asyncio.fixture
@@ -50,14 +50,14 @@ def _was_read(world: World, since: int) -> bool:
 async def test_children_and_pods_stay_when_their_service_is_deleted_without_them(
     world: World,
 ) -> None:
-    async with HeldWatchProxy(world.plane, world.user) as proxy:
+    async with WatchProxy(world.plane, world.user) as proxy:
         operator = await world.operator(kubeconfig=proxy.kubeconfig).start().leads()
         live = await world.create(service(replicas=1, routing={"policy": "LeastLoaded"}))
         await world.ready()
         await world.quiet()
         before = _owners(world)
         mark = world.mark()
-        proxy.hold()
+        proxy.hold(INFERENCE_SERVICE.plural)
         await _delete(world, "Orphan")
         await world.until("chat read", lambda: _was_read(world, mark))
         await world.quiet()
@@ -73,14 +73,14 @@ async def test_children_and_pods_stay_when_their_service_is_deleted_without_them
 
 async def test_a_service_made_anew_under_the_name_adopts_what_was_kept(world: World) -> None:
     """The operator sees neither the deletion nor the creation until both are over."""
-    async with HeldWatchProxy(world.plane, world.user) as proxy:
+    async with WatchProxy(world.plane, world.user) as proxy:
         await world.operator(kubeconfig=proxy.kubeconfig).start().leads()
         manifest = service(replicas=1, routing={"policy": "LeastLoaded"})
         old = (await world.create(manifest))["metadata"]["uid"]
         await world.ready()
         await world.quiet()
         before = _owners(world)
-        proxy.hold()
+        proxy.hold(INFERENCE_SERVICE.plural)
         await _delete(world, "Orphan")
         new = (await world.create(manifest))["metadata"]["uid"]
         await world.until("chat seen", lambda: world.fis() is not None)
