@@ -133,7 +133,8 @@ async def gateway(
 def entry_of(checkout: Path) -> tuple[str, str]:
     """Return the command of another checkout's gateway, in the environment of that checkout."""
     home = checkout.resolve()
-    return str(home / ".venv/bin/python"), str(home / "tests/support" / Path(ENTRY[1]).name)
+    (entry,) = (home / "tests/support").rglob(Path(ENTRY[1]).name)
+    return str(home / ".venv/bin/python"), str(entry)
 
 
 def _redis(folder: Path) -> RedisServer:
