@@ -15,8 +15,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from fleetkeeper_local.control_plane import ports
 from lanes import plugin
-from tests.support import plane_fixtures
 from tests.support.lanes import EXAMPLES, USUAL, share_of_ports
+from tests.support.plane import plane_fixtures
 
 for profile, examples in EXAMPLES.items():
     # Properties are judged by what they find, never by how long it took.

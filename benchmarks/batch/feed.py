@@ -32,7 +32,7 @@ from real_process import (  # noqa: E402 -- on the path set above
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 
 from fleetkeeper_local.control_plane.ports import free_ports  # noqa: E402 -- on the path set above
-from tests.support.batch_engine import BatchEngine  # noqa: E402
+from tests.support.batch.batch_engine import BatchEngine  # noqa: E402
 
 SEQUENCES: Final = 64
 """Lines that a replica runs."""

@@ -31,7 +31,7 @@ from fleetkeeper_gateway.batch.model import MAX_CHUNK_LINES, MAX_LINES  # noqa: 
 from fleetkeeper_gateway.batch.queue import RedisQueue  # noqa: E402 -- on the path above
 from tests.gateway.batch.queue.memory import MOST_BYTES, memory_of_states  # noqa: E402 -- on the path above
 from tests.gateway.batch.queue.world import KEY, World  # noqa: E402 -- on the path above
-from tests.support.redis_server import RedisServer, redis_server  # noqa: E402 -- on the path above
+from tests.support.services.redis_server import RedisServer, redis_server  # noqa: E402 -- on the path above
 
 CHUNKS: Final = -(-MAX_LINES // MAX_CHUNK_LINES)
 """Of a batch of the most lines, if they are short."""

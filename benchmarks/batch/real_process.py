@@ -21,8 +21,8 @@ from openai.types import Batch
 from fleetkeeper_contract import client_keys
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.load.schedule import Arrival
-from tests.support.gateway_api import KEYS_NAMESPACE, ApiStandIn, key_secret, service
-from tests.support.redis_server import RedisServer, ensure_redis
+from tests.support.gateway.gateway_api import KEYS_NAMESPACE, ApiStandIn, key_secret, service
+from tests.support.services.redis_server import RedisServer, ensure_redis
 
 ENDPOINT = "/v1/completions"
 START_S = 120.0

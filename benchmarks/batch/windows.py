@@ -53,7 +53,7 @@ from fleetkeeper_local.common.report import say  # noqa: E402
 from fleetkeeper_local.load.client import CompletionClient  # noqa: E402
 from fleetkeeper_local.load.open_loop import run_open_loop  # noqa: E402
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals  # noqa: E402
-from tests.support.inside_engine import MODEL, SETTINGS, InsideEngine  # noqa: E402
+from tests.support.engine.inside_engine import MODEL, SETTINGS, InsideEngine  # noqa: E402
 
 HEADING = "Time-windowed batching and the batch tier"
 PROCESS_HEADING = "The batch process beside an unlimited client"

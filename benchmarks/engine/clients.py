@@ -11,7 +11,7 @@ import aiohttp
 
 from fleetkeeper_local.load.closed_loop import closed_loop
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
-from tests.support.inside_engine import InsideEngine
+from tests.support.engine.inside_engine import InsideEngine
 
 WARM_S = 3.0
 CONCURRENCIES = (1, 8, 32, 64)

@@ -15,7 +15,7 @@ import aiohttp
 from clients import clients_at
 
 from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
-from tests.support.inside_engine import SETTINGS, InsideEngine, client
+from tests.support.engine.inside_engine import SETTINGS, InsideEngine, client
 
 TOKENS = 32
 WINDOW_S = 2.5

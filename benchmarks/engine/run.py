@@ -45,7 +45,7 @@ from results_page import write_section  # noqa: E402
 from fleetkeeper_engine.in_vllm.http.asgi import App, Message, Receive, Scope, Send  # noqa: E402
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware  # noqa: E402
 from fleetkeeper_engine.shm.region import Region  # noqa: E402
-from tests.support.inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
+from tests.support.engine.inside_engine import SETTINGS, THREADS, InsideEngine, client  # noqa: E402
 
 INSIDE_ROUNDS = 5
 ROUND_S = 5.0

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from clients import CONCURRENCIES, warm_load
 from shared_words import shared_words
 
-from tests.support.inside_engine import InsideEngine, client
+from tests.support.engine.inside_engine import InsideEngine, client
 
 INSIDE = Path(__file__).resolve().parent / "switched_inside"
 WITHOUT, WITH = SIDES = (0, 1)

@@ -23,14 +23,14 @@ from fleetkeeper_local.control_plane.ports import free_ports
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.support.gateway_api import (  # noqa: E402 -- on the path set above
+from tests.support.gateway.gateway_api import (  # noqa: E402 -- on the path set above
     KEYS_NAMESPACE,
     ApiStandIn,
     key_secret,
     service,
 )
-from tests.support.gateway_process import ENTRY, GatewayProcess, write_grant_keys  # noqa: E402
-from tests.support.redis_server import RedisServer, ensure_redis  # noqa: E402
+from tests.support.gateway.gateway_process import ENTRY, GatewayProcess, write_grant_keys  # noqa: E402
+from tests.support.services.redis_server import RedisServer, ensure_redis  # noqa: E402
 
 SERVICES, KEYS = 1000, 10_000
 LIMITS: Final = {

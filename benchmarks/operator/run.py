@@ -32,7 +32,7 @@ from fleetkeeper_local.control_plane.programs import program_path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.support.idle_engines import add_nodes, half_answer  # noqa: E402 -- on the path set above
+from tests.support.autoscale.idle_engines import add_nodes, half_answer  # noqa: E402 -- on the path set above
 
 GPUS_A_NODE = 8
 IN_FLIGHT = 16

@@ -37,8 +37,8 @@ from results_page import markdown_table, measured_on  # noqa: E402
 from thin_client import HeldStreams, Target  # noqa: E402
 from thin_upstream import Upstream  # noqa: E402
 
-from tests.support.engine_environment import free_port  # noqa: E402
-from tests.support.router_world import Engine, router_world  # noqa: E402
+from tests.support.engine.engine_environment import free_port  # noqa: E402
+from tests.support.engine.router_world import Engine, router_world  # noqa: E402
 
 DIRECT, OLD, NEW = "direct", "vllm-router", "Envoy"
 ROUTERS: Final = (OLD, NEW)

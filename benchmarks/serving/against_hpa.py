@@ -41,7 +41,7 @@ from fleetkeeper_local.load.client import Patience  # noqa: E402
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals  # noqa: E402
 from fleetkeeper_local.node.flags import read_settings  # noqa: E402
 from fleetkeeper_local.node.node import Node  # noqa: E402
-from tests.support.service_world import tiny  # noqa: E402
+from tests.support.node.service_world import tiny  # noqa: E402
 
 TITLE = "# Serving, measured\n"
 HEADING = "A threefold step of load: Fleetkeeper, and KEDA with the HPA"

@@ -4,7 +4,7 @@ The tokens of a step are given first to the decoding sequences, then to prefills
 start, then to requests that start while tokens and KV blocks are left. Steps with prefill are computed
 one by one. Between two starts and ends, decode-only steps differ in nothing but the growing KV cache, so
 their times form an arithmetic series, and any number of them costs one evaluation. Blocks and ends are
-exact either way; `tests/support/naive_engine.py` computes the same one step at a time.
+exact either way; `tests/support/autoscale/naive_engine.py` computes the same one step at a time.
 
 A step is planned, which preempts if it must, and later ended. Between the two nothing starts or leaves.
 """

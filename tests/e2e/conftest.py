@@ -33,8 +33,8 @@ from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.images import builder
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
-from tests.support.node_world import MachineState, Pods, machine_state, until
-from tests.support.service_world import ordered, service_fleet, simulated, tiny, tracebacks
+from tests.support.node.node_world import MachineState, Pods, machine_state, until
+from tests.support.node.service_world import ordered, service_fleet, simulated, tiny, tracebacks
 
 FOLDER = Path(__file__).parent
 DATA = cache_dir() / "e2e-node"

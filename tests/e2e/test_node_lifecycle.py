@@ -15,7 +15,7 @@ from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.images import builder
 from fleetkeeper_local.node.node import STOP_ORDER, Node
 from fleetkeeper_local.node.settings import NodeSettings
-from tests.support.node_world import MachineState, Pods, machine_state, pod_manifest, until
+from tests.support.node.node_world import MachineState, Pods, machine_state, pod_manifest, until
 
 SLEEP = "import time; print('up'); time.sleep(3600)"
 

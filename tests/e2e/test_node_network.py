@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleetkeeper_local.node.node import Node
-from tests.support.node_world import Pods, pod_manifest, until
+from tests.support.node.node_world import Pods, pod_manifest, until
 
 pytestmark = [pytest.mark.usefixtures("images_ahead"), pytest.mark.exhaustive]
 

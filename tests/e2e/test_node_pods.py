@@ -12,7 +12,7 @@ import pytest
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.node_world import Pods, pod_manifest, until
+from tests.support.node.node_world import Pods, pod_manifest, until
 
 pytestmark = [pytest.mark.usefixtures("images_ahead"), pytest.mark.exhaustive]
 

@@ -15,8 +15,8 @@ from fleetkeeper_local.demo.inject import is_core, processes_of
 from fleetkeeper_local.demo.installation import Installation, desired_claim
 from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.node.node import Node
-from tests.support.node_world import until
-from tests.support.service_world import gateway_pods, ordered
+from tests.support.node.node_world import until
+from tests.support.node.service_world import gateway_pods, ordered
 
 CLAIM = "batches"
 COMPONENT = "gateway-batch"

@@ -16,7 +16,7 @@ from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import kill_operators
 from fleetkeeper_local.demo.installation import SIMULATED_PROFILE, Installation
 from tests.support.lanes import keep_first
-from tests.support.service_world import (
+from tests.support.node.service_world import (
     await_leader,
     await_operators,
     complete,

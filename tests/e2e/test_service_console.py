@@ -16,9 +16,9 @@ from fleetkeeper.fleet.view import view_of
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.installation import Installation
 from fleetkeeper_local.node.node import Node
-from tests.support.browser import Tab, browser_tab, ensure_chromium
-from tests.support.console_page import ConsolePage, console_process
-from tests.support.service_world import steady
+from tests.support.console.browser import Tab, browser_tab, ensure_chromium
+from tests.support.console.console_page import ConsolePage, console_process
+from tests.support.node.service_world import steady
 
 LIGHT_PER_S: Final = 2.0
 HISTORY = ("Queue wait", "Batch time", "Requests", "Replicas", "Limit of sequences")

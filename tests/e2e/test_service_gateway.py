@@ -14,9 +14,9 @@ from fleetkeeper_local.demo.fleet import Fleet, PodFacts
 from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.inject import processes_of
 from fleetkeeper_local.demo.installation import Installation
-from tests.support.gateway_load import SteadyLoad
-from tests.support.node_world import Pods, until
-from tests.support.service_world import await_operators, gateway_pods, identities, ordered
+from tests.support.node.gateway_load import SteadyLoad
+from tests.support.node.node_world import Pods, until
+from tests.support.node.service_world import await_operators, gateway_pods, identities, ordered
 
 ASK = """
 import json, sys, urllib.error, urllib.request

@@ -16,10 +16,10 @@ from fleetkeeper_local.demo import front_door
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import Answer, FrontDoor
 from fleetkeeper_local.demo.installation import GATEWAY, Installation
-from tests.support.gateway_load import SteadyLoad
-from tests.support.node_world import until
-from tests.support.own_redis import OwnRedis, own_redis
-from tests.support.service_world import (
+from tests.support.node.gateway_load import SteadyLoad
+from tests.support.node.node_world import until
+from tests.support.node.own_redis import OwnRedis, own_redis
+from tests.support.node.service_world import (
     await_operators,
     gateway_pods,
     identities,

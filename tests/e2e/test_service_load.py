@@ -10,7 +10,7 @@ import pytest
 from fleetkeeper.autoscale.constants import DIRECT_WHOLE_S
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.node.node import Node
-from tests.support.service_world import (
+from tests.support.node.service_world import (
     SCALE_DOWN_DELAY_S,
     ask,
     await_measured,

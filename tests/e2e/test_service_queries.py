@@ -18,8 +18,7 @@ from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import Installation
 from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.node.node import Node
-from tests.support.service_world import steady
-from tests.support.shipped_queries import (
+from tests.support.chart.shipped_queries import (
     SELECTOR,
     annotated,
     chosen,
@@ -28,6 +27,7 @@ from tests.support.shipped_queries import (
     shown,
     variables,
 )
+from tests.support.node.service_world import steady
 
 LIGHT_PER_S: Final = 2.0
 GUARD_S: Final = 300.0

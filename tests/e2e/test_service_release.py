@@ -25,7 +25,7 @@ from fleetkeeper_local.demo.installation import (
 )
 from fleetkeeper_local.images import builder
 from fleetkeeper_local.node.node import Node
-from tests.support.service_world import (
+from tests.support.node.service_world import (
     FIS,
     await_measured,
     await_operators,

@@ -7,8 +7,8 @@ import pytest
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.inject import processes_of
 from fleetkeeper_local.demo.installation import Installation
-from tests.support.node_world import until
-from tests.support.service_world import (
+from tests.support.node.node_world import until
+from tests.support.node.service_world import (
     await_operators,
     failures,
     service_fleet,

@@ -22,9 +22,9 @@ from fleetkeeper_local.demo.cluster import Live
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import GATEWAY, Installation
-from tests.support.helm_chart import only, rendered
-from tests.support.node_world import until
-from tests.support.traefik import CRDS, traefik
+from tests.support.chart.helm_chart import only, rendered
+from tests.support.node.node_world import until
+from tests.support.node.traefik import CRDS, traefik
 
 HOST = "llm.example.com"
 TIMEOUT_S = 120

@@ -20,7 +20,7 @@ from fleetkeeper_local.demo.installation import PROFILE
 from fleetkeeper_local.images import oci, registry
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.node.node import Node
-from tests.support.service_world import (
+from tests.support.node.service_world import (
     HEAVY,
     ask,
     await_measured,

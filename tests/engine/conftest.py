@@ -1,7 +1,7 @@
 """Whole engines for the tests of this folder: a supervisor and a real vLLM on the tiny model.
 
 A start takes half a minute of two cores. `make test` starts three: the supervised `engine` and the
-engine inside of `tests/support/shared_engine.py`, which tests leave as they found them, and the
+engine inside of `tests/support/engine/shared_engine.py`, which tests leave as they found them, and the
 `pod` that streams its model from object storage, which the test of the drain ends. Each supervised
 engine gets a cgroup of its own with the pod's memory limit, as a kubelet would make it.
 """
@@ -19,18 +19,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine_environment import (
+from tests.support.engine.engine_environment import (
     PYTHON,
     STOCK_PYTHON,
     free_port,
     make_tiny_adapter,
     make_tiny_model,
 )
-from tests.support.model_hub import COMMIT, TOKEN, ModelHub, model_hub
-from tests.support.object_storage import BUCKET, PREFIX, Storage, object_storage, pod_environment
-from tests.support.shared_engine import end_shared_engine
-from tests.support.signer import Signer
-from tests.support.supervised_engine import (
+from tests.support.engine.shared_engine import end_shared_engine
+from tests.support.engine.signer import Signer
+from tests.support.engine.supervised_engine import (
     COMPILED,
     EXTRA_ARGUMENT,
     GIB,
@@ -41,7 +39,15 @@ from tests.support.supervised_engine import (
     desired_document,
     start_engine,
 )
-from tests.support.trace_collector import Collector
+from tests.support.services.model_hub import COMMIT, TOKEN, ModelHub, model_hub
+from tests.support.services.object_storage import (
+    BUCKET,
+    PREFIX,
+    Storage,
+    object_storage,
+    pod_environment,
+)
+from tests.support.services.trace_collector import Collector
 
 
 class PodCgroup:

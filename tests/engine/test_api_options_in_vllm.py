@@ -15,7 +15,7 @@ from fleetkeeper.api.options import ALLOWED, NEWEST_ONLY, VLLM_VERSIONS, Toggle,
 from fleetkeeper.api.profiles.extra_arguments import extra_argument_errors
 from fleetkeeper.api.types import Quantization
 from fleetkeeper_contract.vllm_options import RESERVED, Setter, refused
-from tests.support.engine_environment import PYTHON
+from tests.support.engine.engine_environment import PYTHON
 
 pytestmark = pytest.mark.exhaustive
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine_environment import PYTHON
+from tests.support.engine.engine_environment import PYTHON
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine_environment import PYTHON, ROOT
+from tests.support.engine.engine_environment import PYTHON, ROOT
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_contract import AnswersContract, StreamsContract
-from tests.support.engine_contract_control import ControlContract, EndsContract
-from tests.support.engine_contract_errors import ErrorsContract
-from tests.support.supervised_engine import RunningEngine, StartEngine
+from tests.support.engine.engine_contract import AnswersContract, StreamsContract
+from tests.support.engine.engine_contract_control import ControlContract, EndsContract
+from tests.support.engine.engine_contract_errors import ErrorsContract
+from tests.support.engine.supervised_engine import RunningEngine, StartEngine
 
 pytestmark = pytest.mark.timeout(1200)
 

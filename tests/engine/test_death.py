@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.supervised_engine import GIB, StartEngine, desired_document, with_config
+from tests.support.engine.supervised_engine import GIB, StartEngine, desired_document, with_config
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.exhaustive]
 

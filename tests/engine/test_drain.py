@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from fleetkeeper_engine.shm.region import Region
-from tests.support.engine_environment import PYTHON
-from tests.support.supervised_engine import (
+from tests.support.engine.engine_environment import PYTHON
+from tests.support.engine.supervised_engine import (
     GIB,
     RunningEngine,
     StartEngine,

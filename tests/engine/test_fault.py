@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleetkeeper_engine.supervisor.health import Progress, decide_progress, is_live
-from tests.support.inside_engine import InsideEngine, client
-from tests.support.shared_engine import fault_file, shared_engine
+from tests.support.engine.inside_engine import InsideEngine, client
+from tests.support.engine.shared_engine import fault_file, shared_engine
 
 pytestmark = pytest.mark.timeout(600)
 

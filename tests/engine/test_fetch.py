@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine_environment import PYTHON
-from tests.support.model_hub import COMMIT, TOKEN, ModelHub, model_hub
-from tests.support.supervised_engine import desired_document
+from tests.support.engine.engine_environment import PYTHON
+from tests.support.engine.supervised_engine import desired_document
+from tests.support.services.model_hub import COMMIT, TOKEN, ModelHub, model_hub
 
 WEIGHTS = b"weights of a model"
 

@@ -21,8 +21,8 @@ from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.grants.keys import KeyFiles
 from fleetkeeper_gateway.grants.signer import Signer
 from fleetkeeper_gateway.interfaces import Service
-from tests.support.grants import SERVICE, GrantKey, grants_text, write_grants
-from tests.support.supervised_engine import RunningEngine
+from tests.support.engine.grants import SERVICE, GrantKey, grants_text, write_grants
+from tests.support.engine.supervised_engine import RunningEngine
 
 PATIENCE_S = 120.0
 BODY = {"model": "tiny", "prompt": "The queue", "max_tokens": 4, "ignore_eos": True}

@@ -20,7 +20,7 @@ from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
-from tests.support.supervised_engine import (
+from tests.support.engine.supervised_engine import (
     PATIENCE_S,
     RunningEngine,
     StartEngine,

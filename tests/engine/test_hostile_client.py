@@ -18,9 +18,9 @@ import psutil
 import pytest
 import requests
 
-from tests.support.hostile_requests import HostileRequest, hostile_request
+from tests.support.engine.hostile_requests import HostileRequest, hostile_request
+from tests.support.engine.supervised_engine import COMPILED, RunningEngine, StartEngine
 from tests.support.lanes import keep_first
-from tests.support.supervised_engine import COMPILED, RunningEngine, StartEngine
 
 FEW, REQUESTS = 200, 10_000 if os.environ.get("FLEETKEEPER_CAMPAIGN") == "long" else 1_000
 SEED = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engine_environment import PYTHON, STOCK_PYTHON
-from tests.support.model_hub import COMMIT, ModelHub
-from tests.support.supervised_engine import (
+from tests.support.engine.engine_environment import PYTHON, STOCK_PYTHON
+from tests.support.engine.supervised_engine import (
     RunningEngine,
     StartEngine,
 )
+from tests.support.services.model_hub import COMMIT, ModelHub
 
 pytestmark = pytest.mark.timeout(1200)
 STALL_S = 15

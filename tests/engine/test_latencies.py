@@ -16,7 +16,7 @@ import pytest
 
 from fleetkeeper_contract.headers import TIER_HEADER
 from fleetkeeper_contract.histogram_buckets import TIME_TO_FIRST_TOKEN_EDGES_S
-from tests.support.supervised_engine import RunningEngine
+from tests.support.engine.supervised_engine import RunningEngine
 
 TTFT, ITL = "fleetkeeper_time_to_first_token_seconds", "fleetkeeper_inter_token_latency_seconds"
 WAIT = "fleetkeeper_queue_wait_seconds"

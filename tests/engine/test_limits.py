@@ -14,9 +14,9 @@ from aiohttp import ClientSession
 from fleetkeeper_contract.histogram_buckets import BATCH_SEQUENCES_EDGES
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.shm.layout import SchedulerBlock
-from tests.support.engine_environment import PYTHON
-from tests.support.inside_engine import PATIENCE_S, Answer, InsideEngine, client
-from tests.support.shared_engine import shared_engine
+from tests.support.engine.engine_environment import PYTHON
+from tests.support.engine.inside_engine import PATIENCE_S, Answer, InsideEngine, client
+from tests.support.engine.shared_engine import shared_engine
 
 STREAMS = 64
 CHANGES = 200

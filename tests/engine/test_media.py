@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from fleetkeeper_engine.supervisor.launch.argv import desired_argv, desired_environment
-from tests.support.engine_documents import a_document
-from tests.support.engine_environment import PYTHON
+from tests.support.engine.engine_documents import a_document
+from tests.support.engine.engine_environment import PYTHON
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 
 PROGRAM = """

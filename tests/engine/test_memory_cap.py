@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.supervised_engine import (
+from tests.support.engine.supervised_engine import (
     GIB,
     PATIENCE_S,
     RunningEngine,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engine_environment import PYTHON, ROOT
+from tests.support.engine.engine_environment import PYTHON, ROOT
 
 SCRIPT = """
 import subprocess

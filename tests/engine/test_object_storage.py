@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engine_environment import STOCK_PYTHON, free_port
-from tests.support.object_storage import ACCESS_KEY, BUCKET, PREFIX, Storage
-from tests.support.supervised_engine import GIB, RunningEngine, StartEngine, assert_within_cap
+from tests.support.engine.engine_environment import STOCK_PYTHON, free_port
+from tests.support.engine.supervised_engine import (
+    GIB,
+    RunningEngine,
+    StartEngine,
+    assert_within_cap,
+)
+from tests.support.services.object_storage import ACCESS_KEY, BUCKET, PREFIX, Storage
 
 pytestmark = pytest.mark.timeout(1200)
 WEIGHTS = f"/{BUCKET}/{PREFIX}/model.safetensors"

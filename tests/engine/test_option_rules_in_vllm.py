@@ -13,7 +13,7 @@ import pytest
 
 from fleetkeeper.api.option_values import PARTNERS
 from fleetkeeper.api.schema.option_rules import COMBINATIONS
-from tests.support.engine_environment import PYTHON, make_tiny_model
+from tests.support.engine.engine_environment import PYTHON, make_tiny_model
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.supervised_engine import RunningEngine
+from tests.support.engine.supervised_engine import RunningEngine
 
 
 def _put(directory: Path, text: str) -> None:

@@ -7,8 +7,8 @@ import asyncio
 import aiohttp
 import pytest
 
-from tests.support.inside_engine import InsideEngine, client
-from tests.support.shared_engine import shared_engine
+from tests.support.engine.inside_engine import InsideEngine, client
+from tests.support.engine.shared_engine import shared_engine
 
 LONG_PROMPT = [10 + n % 900 for n in range(700)]
 

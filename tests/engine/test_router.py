@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import requests
 
-from tests.support.engine_contract import CHAT, COMPLETIONS, TIMEOUT_S
-from tests.support.router_world import Routed
-from tests.support.supervised_engine import RunningEngine
+from tests.support.engine.engine_contract import CHAT, COMPLETIONS, TIMEOUT_S
+from tests.support.engine.router_world import Routed
+from tests.support.engine.supervised_engine import RunningEngine
 
 MESSAGES = [{"role": "user", "content": "Say one word."}]
 FUNCTION = {"name": "now", "description": "The time"}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from tests.support.inside_engine import MODEL, InsideEngine, client
-from tests.support.shared_engine import shared_engine
+from tests.support.engine.inside_engine import MODEL, InsideEngine, client
+from tests.support.engine.shared_engine import shared_engine
 
 SEED = 7
 TOKENS = 24

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.signer import Signer
-from tests.support.supervised_engine import EXTRA_ARGUMENT, RunningEngine
+from tests.support.engine.signer import Signer
+from tests.support.engine.supervised_engine import EXTRA_ARGUMENT, RunningEngine
 
 CONTRACT = Path(__file__).resolve().parents[2] / "engine_image" / "schemas"
 MB = 10**6

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from fleetkeeper_engine.simulated.options import known_options
-from tests.support.engine_environment import PYTHON
+from tests.support.engine.engine_environment import PYTHON
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.supervised_engine import RunningEngine
+from tests.support.engine.supervised_engine import RunningEngine
 
 
 def test_a_real_start_has_three_stages_that_stay(engine: RunningEngine) -> None:

@@ -18,8 +18,8 @@ from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
 from fleetkeeper_engine.shm.layout import Outcome, SchedulerBlock
-from tests.support.inside_engine import InsideEngine, client
-from tests.support.shared_engine import shared_engine
+from tests.support.engine.inside_engine import InsideEngine, client
+from tests.support.engine.shared_engine import shared_engine
 
 SEQUENCES = 8
 MANY = 32

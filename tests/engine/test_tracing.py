@@ -10,8 +10,8 @@ import pytest
 import requests
 
 from fleetkeeper_engine.in_vllm.http.span_export import LOG_PERIOD_S
-from tests.support.supervised_engine import RunningEngine, StartEngine
-from tests.support.trace_collector import CollectedSpan, Collector
+from tests.support.engine.supervised_engine import RunningEngine, StartEngine
+from tests.support.services.trace_collector import CollectedSpan, Collector
 
 SECRET = "zirconium"
 ADMISSION, VLLM = "fleetkeeper.admission", "llm_request"

@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleetkeeper_engine.in_vllm.vllm_settings import ENVIRONMENT, INTERNAL_HEADER, SCHEDULER_FACTORY
 from fleetkeeper_engine.shm.ledger import FILE, Entry, LedgerHead, LedgerReader, Tokens
-from tests.support.grants import GrantKey, grants_text, write_grants
-from tests.support.inside_engine import MODEL, TOKEN, InsideEngine, client
-from tests.support.supervised_engine import RunningEngine
+from tests.support.engine.grants import GrantKey, grants_text, write_grants
+from tests.support.engine.inside_engine import MODEL, TOKEN, InsideEngine, client
+from tests.support.engine.supervised_engine import RunningEngine
 
 REQUESTS = 300
 AT_ONCE = 24

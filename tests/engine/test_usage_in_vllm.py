@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.support.engine_environment import PYTHON
+from tests.support.engine.engine_environment import PYTHON
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -14,8 +14,8 @@ import requests
 
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.shm.ledger import CAPACITY, FILE, Entry, LedgerWriter, Tokens
-from tests.support.grants import GrantKey, grants_text, write_grants
-from tests.support.supervised_engine import RunningEngine
+from tests.support.engine.grants import GrantKey, grants_text, write_grants
+from tests.support.engine.supervised_engine import RunningEngine
 
 pytestmark = pytest.mark.timeout(1800)
 MB = 1_000_000

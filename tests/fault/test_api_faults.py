@@ -23,9 +23,16 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVIC
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.operator_process import PATIENCE_S, OperatorProcess
-from tests.support.operator_world import Live, World, condition, is_ready, operator_world, service
+from tests.support.operators.operator_process import PATIENCE_S, OperatorProcess
+from tests.support.operators.operator_world import (
+    Live,
+    World,
+    condition,
+    is_ready,
+    operator_world,
+    service,
+)
+from tests.support.plane.fault_proxy import Fault, FaultProxy
 
 LONG: Final = os.environ.get("FLEETKEEPER_CAMPAIGN") == "long"
 SEED: Final = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))

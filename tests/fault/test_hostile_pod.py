@@ -10,9 +10,9 @@ from typing import Any, Final
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.control_world import LoopbackEngines, loopback_engines
-from tests.support.hostile_engine import Hostility
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.autoscale.control_world import LoopbackEngines, loopback_engines
+from tests.support.autoscale.hostile_engine import Hostility
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 CALM_PER_S: Final = 4.0
 BUSY_PER_S: Final = 40.0

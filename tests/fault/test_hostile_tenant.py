@@ -29,8 +29,8 @@ from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.hostile_objects import hostile_child, hostile_service, hostile_status
-from tests.support.operator_world import World, operator_world, service
+from tests.support.operators.operator_world import World, operator_world, service
+from tests.support.plane.hostile_objects import hostile_child, hostile_service, hostile_status
 
 LONG: Final = os.environ.get("FLEETKEEPER_CAMPAIGN") == "long"
 SEED: Final = int(os.environ.get("FLEETKEEPER_TEST_SEED", "20261123"))

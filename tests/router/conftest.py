@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.router_world import GUARD_S, RouterWorld, router_world
+from tests.support.engine.router_world import GUARD_S, RouterWorld, router_world
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from yarl import URL
 
 from fleetkeeper_gateway.http.paths import INFERENCE
 from fleetkeeper_router.settings import Policy
-from tests.support.router_world import Router, RouterWorld
+from tests.support.engine.router_world import Router, RouterWorld
 
 READS_BODIES = [Policy.LEAST_LOADED, Policy.PREFIX_AWARE]
 HEADERS = {

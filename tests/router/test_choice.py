@@ -8,7 +8,7 @@ from collections import Counter
 import aiohttp
 
 from fleetkeeper_router.settings import Policy
-from tests.support.router_world import Router, RouterWorld, post, until
+from tests.support.engine.router_world import Router, RouterWorld, post, until
 
 
 async def spread(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.simulated.conftest import simulated_engine
-from tests.support.engine_contract import AnswersContract, StreamsContract
-from tests.support.engine_contract_control import ControlContract
-from tests.support.engine_contract_errors import ErrorsContract
-from tests.support.router_world import Routed
+from tests.support.engine.engine_contract import AnswersContract, StreamsContract
+from tests.support.engine.engine_contract_control import ControlContract
+from tests.support.engine.engine_contract_errors import ErrorsContract
+from tests.support.engine.router_world import Routed
 
 
 @pytest.fixture(scope="module")

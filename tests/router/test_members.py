@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from fleetkeeper_router.settings import Policy
-from tests.support.router_world import GUARD_S, Engine, Router, RouterWorld, post, until
+from tests.support.engine.router_world import GUARD_S, Engine, Router, RouterWorld, post, until
 
 
 async def chosen(session: aiohttp.ClientSession, router: Router) -> set[str]:

@@ -13,7 +13,7 @@ from aiohttp import web
 from fleetkeeper_gateway.upstream.not_sent import is_refusal
 from fleetkeeper_router.settings import Policy
 from tests.router.test_bytes import port_of
-from tests.support.router_world import FULL, Router, RouterWorld, post, until
+from tests.support.engine.router_world import FULL, Router, RouterWorld, post, until
 
 
 async def refused(

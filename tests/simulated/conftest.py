@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.signer import Signer
-from tests.support.supervised_engine import Document, RunningEngine, desired_document, start_engine
+from tests.support.engine.signer import Signer
+from tests.support.engine.supervised_engine import (
+    Document,
+    RunningEngine,
+    desired_document,
+    start_engine,
+)
 
 MIB = 1024**2
 OPTIONS = {"enable-prompt-tokens-details": "false"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.engine_contract import AnswersContract, StreamsContract
-from tests.support.engine_contract_control import ControlContract, EndsContract
-from tests.support.engine_contract_errors import ErrorsContract
+from tests.support.engine.engine_contract import AnswersContract, StreamsContract
+from tests.support.engine.engine_contract_control import ControlContract, EndsContract
+from tests.support.engine.engine_contract_errors import ErrorsContract
 
 
 class TestAnswers(AnswersContract):

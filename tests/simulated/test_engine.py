@@ -16,7 +16,7 @@ from fleetkeeper_engine.simulated.simulation_settings import VERSION_TEXT
 from fleetkeeper_engine.supervisor.supervisor import START_POLL_S
 from fleetkeeper_steps.hardware import known_hardware
 from tests.simulated.conftest import MIB, StartSimulated
-from tests.support.engine_contract import (
+from tests.support.engine.engine_contract import (
     CHAT,
     COMPLETIONS,
     TIMEOUT_S,
@@ -28,7 +28,7 @@ from tests.support.engine_contract import (
     quiet,
     with_usage,
 )
-from tests.support.supervised_engine import RunningEngine
+from tests.support.engine.supervised_engine import RunningEngine
 
 MAX_PSS_BYTES = 130 * MIB
 STEPS = 200

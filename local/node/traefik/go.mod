@@ -4,7 +4,7 @@ go 1.26.0
 
 require github.com/traefik/traefik/v3 v3.6.12
 
-// tests/support/traefik.py copies these two from the module cache, without the parts that cannot be had:
+// tests/support/node/traefik.py copies these two from the module cache, without the parts that cannot be had:
 // the SDKs of DNS services for certificates, and the built dashboard.
 replace (
 	github.com/go-acme/lego/v4 => ./lego

@@ -20,8 +20,8 @@ from fleetkeeper.api.names import UNWRITTEN_STATUS
 from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.values.quantity import canonical_quantity, parse_quantity
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.crds import install_crds
-from tests.support.service_cases import Case, cases
+from tests.support.plane.crds import install_crds
+from tests.support.reconcile.service_cases import Case, cases
 
 NAMESPACE = "crd-cases"
 

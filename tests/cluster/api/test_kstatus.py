@@ -16,10 +16,17 @@ from fleetkeeper.reconcile.status.defect import plan_of_defect
 from fleetkeeper.reconcile.types import Defect
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.crds import install_crds
-from tests.support.plan_cluster import settle, step
-from tests.support.plan_world import act, new_world, plan_of, with_spec
-from tests.support.status_cases import REACHED, RECOVERS, RESTING, ROUTED, SUSPENDED, next_resource
+from tests.support.plane.crds import install_crds
+from tests.support.reconcile.plan_cluster import settle, step
+from tests.support.reconcile.plan_world import act, new_world, plan_of, with_spec
+from tests.support.reconcile.status_cases import (
+    REACHED,
+    RECOVERS,
+    RESTING,
+    ROUTED,
+    SUSPENDED,
+    next_resource,
+)
 
 
 def kstatus_of(*resources: dict[str, Any]) -> list[tuple[str, str]]:

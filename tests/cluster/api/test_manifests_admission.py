@@ -13,7 +13,7 @@ from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.lanes import keep_first
-from tests.support.random_specs import random_services
+from tests.support.reconcile.random_specs import random_services
 
 NAMESPACE = "manifests-restricted"
 SERVICES = (30, 150)

@@ -27,10 +27,10 @@ from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.crds import install_crds
-from tests.support.golden_services import CASES
-from tests.support.pod_templates import EVERY_FORM, PROFILE
-from tests.support.random_specs import allowed, random_services
+from tests.support.plane.crds import install_crds
+from tests.support.reconcile.golden_services import CASES
+from tests.support.reconcile.pod_templates import EVERY_FORM, PROFILE
+from tests.support.reconcile.random_specs import allowed, random_services
 
 NAMESPACE = "manifests-canonical"
 RANDOM = 20

@@ -15,8 +15,8 @@ from fleetkeeper.api.profiles.strategic_merge import MERGE_KEYS, strategic_merge
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.plan_world import service
-from tests.support.pod_templates import EVERY_FORM, PROFILE, RDMA_AND_LOGS
+from tests.support.reconcile.plan_world import service
+from tests.support.reconcile.pod_templates import EVERY_FORM, PROFILE, RDMA_AND_LOGS
 
 Pod = dict[str, Any]
 PLACED = {

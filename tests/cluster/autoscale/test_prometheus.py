@@ -17,9 +17,9 @@ import pytest_asyncio
 from aiohttp import encode_basic_auth
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.control_world import PASSWORD, LoopbackEngines, loopback_engines
-from tests.support.operator_process import OperatorProcess
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.autoscale.control_world import PASSWORD, LoopbackEngines, loopback_engines
+from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 CALM_PER_S = 4.0
 BUSY_PER_S = 40.0

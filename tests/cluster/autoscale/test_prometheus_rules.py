@@ -23,9 +23,9 @@ from fleetkeeper.autoscale.types import Grade, PodView
 from fleetkeeper.simulate.engine import H100_8B, Engine
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.engine_environment import free_port
-from tests.support.engine_metrics import metrics_text
-from tests.support.exporters import batch_text
+from tests.support.autoscale.engine_metrics import metrics_text
+from tests.support.autoscale.exporters import batch_text
+from tests.support.engine.engine_environment import free_port
 
 EDGES = Edges(0.5, 0.05)
 SERVICES = [("team-a", "chat"), ("team-b", "code")]

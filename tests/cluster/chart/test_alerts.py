@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.helm_chart import HelmError, rendered
-from tests.support.shipped_queries import RULES, alerts, named
+from tests.support.chart.helm_chart import HelmError, rendered
+from tests.support.chart.shipped_queries import RULES, alerts, named
 
 SERVICE: Final = 'service_namespace="team-a", inference_service="chat"'
 OF_OPERATOR: Final = f'namespace="fleetkeeper-system", pod="op-0", {SERVICE}'

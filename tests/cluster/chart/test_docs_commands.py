@@ -23,10 +23,10 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.program_table import KUBERNETES_VERSION
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.crds import install_crds
 from tests.support.docs_commands import blocks_by_page, run_blocks
 from tests.support.lanes import keep_first
-from tests.support.plane_state import claim_namespace, mend, state_of
+from tests.support.plane.crds import install_crds
+from tests.support.plane.plane_state import claim_namespace, mend, state_of
 
 BLOCKS = blocks_by_page("cluster")
 ONCE = {

@@ -11,8 +11,8 @@ import yaml
 
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.command import run_command
-from tests.support.crds import install_crds
+from tests.support.operators.command import run_command
+from tests.support.plane.crds import install_crds
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))

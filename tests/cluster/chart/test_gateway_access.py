@@ -6,7 +6,7 @@ import pytest
 
 from fleetkeeper.adapters.engine import CONTROL_PORT
 from fleetkeeper.reconcile.manifests.common import ROUTER_PORT, SERVING_PORT
-from tests.support.gateway_chart import (
+from tests.support.chart.gateway_chart import (
     KEYS,
     NAME,
     REDIS,
@@ -17,7 +17,7 @@ from tests.support.gateway_chart import (
     gateway_values,
     pod_of,
 )
-from tests.support.helm_chart import NAMESPACE, HelmError, only, rendered
+from tests.support.chart.helm_chart import NAMESPACE, HelmError, only, rendered
 
 SERVED = {"namespaces": ["team-a", "team-b"]}
 

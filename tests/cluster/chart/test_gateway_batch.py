@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from tests.support.docs_commands import ROOT
-from tests.support.gateway_chart import (
+from tests.support.chart.gateway_chart import (
     ANY_REDIS,
     BATCH,
     KEYS,
@@ -23,7 +22,8 @@ from tests.support.gateway_chart import (
     mounted,
     pod_of,
 )
-from tests.support.helm_chart import NAMESPACE, HelmError, only, rendered
+from tests.support.chart.helm_chart import NAMESPACE, HelmError, only, rendered
+from tests.support.docs_commands import ROOT
 
 SETS = [name for name in VALUE_SETS if name.startswith("batch")]
 STORE = "/var/lib/fleetkeeper/batch"

@@ -21,7 +21,7 @@ from fleetkeeper_gateway.http.settings import ServeSettings
 from fleetkeeper_gateway.usage.app import UsageApp
 from fleetkeeper_gateway.usage.store import UsageStore
 from fleetkeeper_local.control_plane.ports import free_ports
-from tests.support.gateway_chart import (
+from tests.support.chart.gateway_chart import (
     NAME,
     REDIS,
     USAGE,
@@ -33,9 +33,9 @@ from tests.support.gateway_chart import (
     mounted,
     pod_of,
 )
-from tests.support.helm_chart import NAMESPACE, HelmError, only, rendered
-from tests.support.pod_security import violations_of_restricted
-from tests.support.redis_server import ensure_redis
+from tests.support.chart.helm_chart import NAMESPACE, HelmError, only, rendered
+from tests.support.reconcile.pod_security import violations_of_restricted
+from tests.support.services.redis_server import ensure_redis
 
 
 def test_without_the_gateway_nothing_of_it_is_rendered() -> None:

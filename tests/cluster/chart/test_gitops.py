@@ -15,8 +15,8 @@ import yaml
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.crds import install_crds
-from tests.support.helm_chart import CHART, HelmError, only, rendered
+from tests.support.chart.helm_chart import CHART, HelmError, only, rendered
+from tests.support.plane.crds import install_crds
 
 pytestmark = pytest.mark.exhaustive  # about Flux and Argo CD, and examples for them
 REPOSITORY = Path(__file__).parents[3]

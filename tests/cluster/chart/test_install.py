@@ -18,11 +18,11 @@ from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.command import Ran, run_command
-from tests.support.earlier_router import give_vllm_router
-from tests.support.helm_chart import CHART, HelmError, helm, only, rendered
-from tests.support.operator_process import OperatorProcess
-from tests.support.operator_world import MARKER_PATH, World, operator_world, service
+from tests.support.chart.helm_chart import CHART, HelmError, helm, only, rendered
+from tests.support.operators.command import Ran, run_command
+from tests.support.operators.earlier_router import give_vllm_router
+from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_world import MARKER_PATH, World, operator_world, service
 
 PROFILES = {"cpu-0.32.0-1": None, "cuda-0.32.0-1": None}
 

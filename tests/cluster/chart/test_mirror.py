@@ -20,8 +20,8 @@ from fleetkeeper.adapters.registry.names import Reference, digest_of
 from fleetkeeper.cli import app
 from fleetkeeper_local.images import oci, registry
 from fleetkeeper_local.release import references
-from tests.support.registry_front import PASSWORD, USER, Front, running_front
-from tests.support.release_world import require_programs, running_registry, stand_in
+from tests.support.chart.registry_front import PASSWORD, USER, Front, running_front
+from tests.support.chart.release_world import require_programs, running_registry, stand_in
 
 pytestmark = pytest.mark.exhaustive  # about the copying of a release, not about serving
 OCI_MANIFEST = MANIFEST_TYPES[2]

@@ -17,8 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.exporters import EngineExporter, OperatorExporter, batch_text
-from tests.support.shipped_queries import (
+from tests.support.autoscale.exporters import EngineExporter, OperatorExporter, batch_text
+from tests.support.chart.shipped_queries import (
     RULES,
     SELECTOR,
     alerts,

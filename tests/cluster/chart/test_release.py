@@ -27,8 +27,8 @@ from fleetkeeper_local.images import builder, registry
 from fleetkeeper_local.release import references, sbom
 from fleetkeeper_local.release.publish import Release, publish
 from setup import WORKSPACE
-from tests.support.helm_chart import NAMESPACE, RELEASE, helm
-from tests.support.release_world import UPSTREAM, World, released, running_registry, stand_in
+from tests.support.chart.helm_chart import NAMESPACE, RELEASE, helm
+from tests.support.chart.release_world import UPSTREAM, World, released, running_registry, stand_in
 
 NEXT = "0.1.1"
 BY_DIGEST = re.compile(r"[\w.:/-]+@sha256:[0-9a-f]{64}")

@@ -16,7 +16,7 @@ from fleetkeeper_local.images import registry
 from fleetkeeper_local.release import references
 from fleetkeeper_local.release.publish import publish
 from fleetkeeper_local.release.sign import Signer
-from tests.support.release_world import UPSTREAM, World, released, running_registry, stand_in
+from tests.support.chart.release_world import UPSTREAM, World, released, running_registry, stand_in
 
 pytestmark = pytest.mark.exhaustive  # cosign takes four minutes of a core to build
 PASSWORD = "a password"

@@ -10,7 +10,7 @@ import pytest
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.images import oci
 from fleetkeeper_local.release import contents
-from tests.support.release_world import require_programs
+from tests.support.chart.release_world import require_programs
 
 pytestmark = pytest.mark.exhaustive  # about the lists of packages that a release publishes
 STATUS = "var/lib/dpkg/status"

@@ -12,7 +12,7 @@ import pytest
 
 from fleetkeeper_gateway.grants.keys import read_keys
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.command import Ran, run_command
+from tests.support.operators.command import Ran, run_command
 
 
 @pytest.fixture

@@ -19,9 +19,17 @@ from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.runtime.plan_context import plan_context
 from fleetkeeper.runtime.settings import load_settings
-from tests.support.helm_chart import CHART, NAMESPACE, HelmError, helm, only, rendered, template
-from tests.support.pod_security import violations_of_restricted
-from tests.support.pod_templates import RDMA_AND_LOGS
+from tests.support.chart.helm_chart import (
+    CHART,
+    NAMESPACE,
+    HelmError,
+    helm,
+    only,
+    rendered,
+    template,
+)
+from tests.support.reconcile.pod_security import violations_of_restricted
+from tests.support.reconcile.pod_templates import RDMA_AND_LOGS
 
 ROOT = Path(__file__).parents[3]
 STREAMED = ROOT / "examples" / "object-storage"

@@ -24,16 +24,16 @@ from fleetkeeper.console.samples import Samples
 from fleetkeeper.console.server import serving
 from fleetkeeper.console.session import Session
 from fleetkeeper_local.control_plane.ports import free_ports
-from tests.support.browser import Tab, browser_tab, ensure_chromium
-from tests.support.console_fleet import (
+from tests.support.console.browser import Tab, browser_tab, ensure_chromium
+from tests.support.console.console_fleet import (
     CHAT_CHANGES,
     HOSTILE_MESSAGE,
     chat_key,
     fleet_at,
     samples_until,
 )
-from tests.support.console_history import prometheus_of_a_day
-from tests.support.console_page import ConsolePage
+from tests.support.console.console_history import prometheus_of_a_day
+from tests.support.console.console_page import ConsolePage
 
 SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 SIZES: Final = {"wide": (1440, 1000), "narrow": (320, 800)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.gateway_world import GatewayWorld, new_world
+from tests.support.gateway.gateway_world import GatewayWorld, new_world
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import gc
 from fleetkeeper_gateway.kubernetes.settings import load_credentials
 from fleetkeeper_gateway.services.watched import INFERENCE_SERVICES
 from fleetkeeper_kube.client import KubernetesClient
-from tests.support.gateway_world import GatewayWorld
+from tests.support.gateway.gateway_world import GatewayWorld
 
 
 def test_a_watch_that_is_given_up_leaves_no_socket(world: GatewayWorld) -> None:

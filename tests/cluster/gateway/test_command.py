@@ -10,9 +10,9 @@ import yaml
 from fleetkeeper_contract.client_key_entries import digest_of, is_key
 from fleetkeeper_gateway.interfaces import KeyRefused
 from fleetkeeper_gateway.keys import WatchedKeys
-from tests.support.client_keys import key_of
-from tests.support.command import Ran
-from tests.support.gateway_world import GatewayWorld, running, until
+from tests.support.gateway.client_keys import key_of
+from tests.support.gateway.gateway_world import GatewayWorld, running, until
+from tests.support.operators.command import Ran
 
 
 def code_of(keys: WatchedKeys, key: str) -> str:

@@ -10,9 +10,9 @@ import pytest
 
 from fleetkeeper_gateway.interfaces import KeyRefused
 from fleetkeeper_gateway.keys import WatchedKeys
-from tests.support.client_keys import key_of
-from tests.support.gateway_world import GatewayWorld, running, until
-from tests.support.watch_proxy import WatchProxy
+from tests.support.gateway.client_keys import key_of
+from tests.support.gateway.gateway_world import GatewayWorld, running, until
+from tests.support.plane.watch_proxy import WatchProxy
 
 
 def accepts(keys: WatchedKeys, number: int) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetkeeper_local.control_plane.access import KubectlError
-from tests.support.client_keys import key_of
-from tests.support.gateway_world import GatewayWorld, running, until
+from tests.support.gateway.client_keys import key_of
+from tests.support.gateway.gateway_world import GatewayWorld, running, until
 
 
 async def test_with_its_rights_alone_the_gateway_knows_services_and_keys(

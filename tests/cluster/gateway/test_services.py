@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from fleetkeeper_gateway.services import WatchedServices
-from tests.support.gateway_world import (
+from tests.support.gateway.gateway_world import (
     SERVICE_RULES,
     GatewayWorld,
     role,

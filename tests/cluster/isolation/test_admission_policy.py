@@ -19,13 +19,13 @@ from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.dangerous_metadata import ANNOTATIONS, LABELS
-from tests.support.dry_run import refusal
-from tests.support.golden_services import CASES
-from tests.support.helm_chart import rendered
-from tests.support.plane_state import claim_namespace
-from tests.support.pod_templates import PROFILE
-from tests.support.random_specs import random_services
+from tests.support.chart.helm_chart import rendered
+from tests.support.plane.dry_run import refusal
+from tests.support.plane.plane_state import claim_namespace
+from tests.support.reconcile.dangerous_metadata import ANNOTATIONS, LABELS
+from tests.support.reconcile.golden_services import CASES
+from tests.support.reconcile.pod_templates import PROFILE
+from tests.support.reconcile.random_specs import random_services
 from tests.unit.isolation.test_engine_env import REFUSED
 
 INSTALLED = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}

@@ -12,7 +12,7 @@ import pytest_asyncio
 from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 WORDS = "can only be set by the administrator"
 

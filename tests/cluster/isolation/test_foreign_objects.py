@@ -15,7 +15,7 @@ from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_kube.bounds import ANSWER_BYTES
 from fleetkeeper_kube.errors import NotTaken
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 Live = dict[str, Any]
 CONFIG_MAP = CHILDREN[Kind.CONFIG_MAP]

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import EVENT, INFERENCE_SERVICE, REPLICA_SET
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 BUDGET = 4
 SERVICES: dict[str, dict[str, Any]] = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.control_world import LoopbackEngines, loopback_engines
-from tests.support.operator_process import PATIENCE_S
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.autoscale.control_world import LoopbackEngines, loopback_engines
+from tests.support.operators.operator_process import PATIENCE_S
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 HANG_S = 6.0
 """Of this operator; a minute otherwise."""

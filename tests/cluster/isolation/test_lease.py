@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes import resources
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, operator_world, service
-from tests.support.watch_proxy import WatchProxy
+from tests.support.operators.operator_world import World, operator_world, service
+from tests.support.plane.watch_proxy import WatchProxy
 
 LEASE = {
     "FLEETKEEPER_LEADER__DURATION_S": "10",

@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import OperatorProcess
-from tests.support.operator_world import World, operator_world, service
-from tests.support.watch_proxy import WatchProxy
+from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_world import World, operator_world, service
+from tests.support.plane.watch_proxy import WatchProxy
 
 PATIENCE_S = 150.0
 """Longer than the back-off of a namespace that was refused, several times."""

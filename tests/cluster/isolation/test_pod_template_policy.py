@@ -19,11 +19,11 @@ from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.dry_run import refusal
-from tests.support.golden_services import CASES
-from tests.support.helm_chart import rendered
-from tests.support.plane_state import claim_namespace
-from tests.support.pod_templates import LOGS_IMAGE, PROFILE, RDMA_AND_LOGS
+from tests.support.chart.helm_chart import rendered
+from tests.support.plane.dry_run import refusal
+from tests.support.plane.plane_state import claim_namespace
+from tests.support.reconcile.golden_services import CASES
+from tests.support.reconcile.pod_templates import LOGS_IMAGE, PROFILE, RDMA_AND_LOGS
 
 PAGE = Path(__file__).parents[3] / "docs" / "engine-profiles.md"
 KINDS = {

@@ -20,9 +20,9 @@ from fleetkeeper.adapters.prometheus.client import ANSWER_BYTES
 from fleetkeeper.adapters.prometheus.queries import queries_for
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper_local.control_plane.programs import program_path
-from tests.support.control_cases import sample
-from tests.support.engine_metrics import metrics_text
-from tests.support.helm_chart import CHART, rendered
+from tests.support.autoscale.control_cases import sample
+from tests.support.autoscale.engine_metrics import metrics_text
+from tests.support.chart.helm_chart import CHART, rendered
 
 ROOT = Path(__file__).parents[3]
 EDGES = Edges(0.5, 0.05)

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.helm_chart import CHART, helm, only, rendered
-from tests.support.operator_process import OperatorProcess
-from tests.support.operator_world import World, operator_world, service
+from tests.support.chart.helm_chart import CHART, helm, only, rendered
+from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_world import World, operator_world, service
 
 SHOWN = {"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
 Install = Callable[..., OperatorProcess]

@@ -13,9 +13,9 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import EVENT
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
-from tests.support.control_world import SHORT_TICKS
-from tests.support.operator_process import OperatorProcess
-from tests.support.operator_world import Live, World, condition, operator_world, service
+from tests.support.autoscale.control_world import SHORT_TICKS
+from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 
 NAMES = tuple(f"chat-{number:02}" for number in range(5))
 PATIENCE_S = 180.0

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 
 @pytest_asyncio.fixture

@@ -20,7 +20,7 @@ from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_kube.errors import NotTaken
 from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, is_ready, operator_world, service
+from tests.support.operators.operator_world import World, is_ready, operator_world, service
 
 ROOT = Path(__file__).parents[3]
 NAMESPACES = 20 if os.environ.get("FLEETKEEPER_CAMPAIGN") == "long" else 1

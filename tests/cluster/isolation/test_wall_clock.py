@@ -11,8 +11,8 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 from fleetkeeper_contract import rfc3339
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import PATIENCE_S
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.operators.operator_process import PATIENCE_S
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 HOUR_S = 3600.0
 

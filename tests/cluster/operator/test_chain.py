@@ -18,8 +18,8 @@ from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.lanes import keep_first
-from tests.support.operator_world import Live, World, condition, operator_world
-from tests.support.random_specs import random_spec
+from tests.support.operators.operator_world import Live, World, condition, operator_world
+from tests.support.reconcile.random_specs import random_spec
 
 TRANSITIONS, MORE_TRANSITIONS = 12, int(os.environ.get("FLEETKEEPER_TEST_TRANSITIONS", "60"))
 """In all; raise it for a long run."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, condition, operator_world, service
-from tests.support.reason_checks import apply, not_ready
+from tests.support.operators.operator_world import World, condition, operator_world, service
+from tests.support.operators.reason_checks import apply, not_ready
 
 DEVICES = 2
 

@@ -14,8 +14,8 @@ import pytest_asyncio
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import OperatorProcess
-from tests.support.operator_world import Live, World, is_ready, operator_world, service
+from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_world import Live, World, is_ready, operator_world, service
 
 POINTS = ("before", "applied", "answered")
 STATUS, EVENT = "InferenceService/status", "Event"

@@ -11,10 +11,10 @@ import pytest_asyncio
 from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import PATIENCE_S
-from tests.support.operator_rights import CRDS
-from tests.support.operator_world import Live, World, condition, operator_world, service
-from tests.support.reason_checks import apply, reports
+from tests.support.operators.operator_process import PATIENCE_S
+from tests.support.operators.operator_rights import CRDS
+from tests.support.operators.operator_world import Live, World, condition, operator_world, service
+from tests.support.operators.reason_checks import apply, reports
 
 
 @pytest_asyncio.fixture

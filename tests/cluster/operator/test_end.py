@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, is_ready, operator_world, service
+from tests.support.operators.operator_world import World, is_ready, operator_world, service
 
 
 @pytest_asyncio.fixture

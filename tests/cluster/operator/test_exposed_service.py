@@ -11,8 +11,8 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import Live, World, condition, operator_world, service
-from tests.support.reason_checks import reports
+from tests.support.operators.operator_world import Live, World, condition, operator_world, service
+from tests.support.operators.reason_checks import reports
 
 SERVICE = CHILDREN[Kind.SERVICE]
 ALLOWED = {"FLEETKEEPER_EXPOSED_SERVICE_TYPES": json.dumps(["NodePort", "LoadBalancer"])}

@@ -13,8 +13,8 @@ from fleetkeeper.adapters.keys import new_grant_keys, rotated_grant_keys
 from fleetkeeper_contract.gateway_labels import USAGE_POD_LABELS
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.control_world import loopback_engines
-from tests.support.operator_world import Live, World, condition, operator_world, service
+from tests.support.autoscale.control_world import loopback_engines
+from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 
 GRANT_KEYS = "fleetkeeper_grant_keys"
 

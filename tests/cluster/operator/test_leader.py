@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import STOCK
-from tests.support.operator_world import World, operator_world, service
+from tests.support.operators.operator_process import STOCK
+from tests.support.operators.operator_world import World, operator_world, service
 
 SHORT_LEASE = {
     "FLEETKEEPER_LEADER__DURATION_S": "10",

@@ -17,9 +17,15 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFERENCE_SERVICE
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.audit_log import Request
-from tests.support.operator_process import STOCK, OperatorProcess
-from tests.support.operator_world import World, condition, is_ready, operator_world, service
+from tests.support.operators.operator_process import STOCK, OperatorProcess
+from tests.support.operators.operator_world import (
+    World,
+    condition,
+    is_ready,
+    operator_world,
+    service,
+)
+from tests.support.plane.audit_log import Request
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFERENCE_SERVICE
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, operator_world, service
+from tests.support.operators.operator_world import World, operator_world, service
 
 SIDECAR = {
     "name": "mesh-proxy",

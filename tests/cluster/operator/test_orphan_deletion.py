@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE, POD
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import Live, World, operator_world, service
-from tests.support.watch_proxy import WatchProxy
+from tests.support.operators.operator_world import Live, World, operator_world, service
+from tests.support.plane.watch_proxy import WatchProxy
 
 
 @pytest_asyncio.fixture

@@ -15,8 +15,8 @@ from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import Live, World, operator_world, service
-from tests.support.reason_checks import advice_of, apply, not_ready
+from tests.support.operators.operator_world import Live, World, operator_world, service
+from tests.support.operators.reason_checks import advice_of, apply, not_ready
 
 MANUAL = "test.fleetkeeper.io/kubelet"
 """Label of a node without a kubelet and without kwok: the test writes the status of its pods."""

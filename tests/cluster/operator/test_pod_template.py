@@ -11,8 +11,8 @@ import pytest_asyncio
 import yaml
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, operator_world, service
-from tests.support.pod_templates import LOGS_IMAGE, PROFILE, RDMA_AND_LOGS
+from tests.support.operators.operator_world import World, operator_world, service
+from tests.support.reconcile.pod_templates import LOGS_IMAGE, PROFILE, RDMA_AND_LOGS
 
 RDMA = "rdma/hca_shared_devices_a"
 

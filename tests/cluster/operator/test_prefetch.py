@@ -17,7 +17,7 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, POD
 from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 OLD, NEW = "a" * 40, "b" * 40
 JOB = "chat-fk-prefetch"

@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.control_world import LoopbackEngines, loopback_engines
-from tests.support.operator_world import Live, World, condition, operator_world, service
+from tests.support.autoscale.control_world import LoopbackEngines, loopback_engines
+from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 
 FLUX, ARGO = "by-flux", "by-argo"
 """The services, by who applies them."""

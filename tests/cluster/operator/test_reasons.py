@@ -15,8 +15,8 @@ from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT, INFERENCE_SERV
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, condition, operator_world, service
-from tests.support.reason_checks import advice_of, apply, not_ready, policy, reports
+from tests.support.operators.operator_world import World, condition, operator_world, service
+from tests.support.operators.reason_checks import advice_of, apply, not_ready, policy, reports
 
 TRIES_SOON = {"reconcile.children.TRY_AGAIN_AFTER_S": 1.0}
 """A refused write is tried again after 1 s instead of 30."""

@@ -13,9 +13,9 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import OperatorProcess
-from tests.support.operator_world import Live, World, operator_world, service
-from tests.support.watch_proxy import WatchProxy
+from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_world import Live, World, operator_world, service
+from tests.support.plane.watch_proxy import WatchProxy
 
 FOREIGN = "example.com/kept"
 REPAIR_S = 30.0

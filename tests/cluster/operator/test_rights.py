@@ -18,9 +18,9 @@ from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.earlier_router import give_vllm_router
-from tests.support.operator_rights import operator_rules
-from tests.support.operator_world import MARKER_PATH, Live, World, operator_world, service
+from tests.support.operators.earlier_router import give_vllm_router
+from tests.support.operators.operator_rights import operator_rules
+from tests.support.operators.operator_world import MARKER_PATH, Live, World, operator_world, service
 
 Right = tuple[str, str, str]
 """API group, resource (with its subresource), verb."""

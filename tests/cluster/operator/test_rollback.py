@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_process import OperatorProcess
-from tests.support.operator_world import World, condition, operator_world, service
+from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_world import World, condition, operator_world, service
 
 GOOD_AFTER_S = 5.0
 """Of this operator; a minute otherwise."""

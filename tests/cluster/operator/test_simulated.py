@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from fleetkeeper.api.profiles.defaults import simulated_catalog
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import World, operator_world, service
+from tests.support.operators.operator_world import World, operator_world, service
 
 MODEL = {
     "source": "hf://example/llama",

@@ -18,8 +18,8 @@ from fleetkeeper.runtime.queue import Key
 from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.reading import version_of
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operator_world import operator_world
-from tests.support.stale_copies import CASES, CHANGES, FINALIZER, Change, StaleOperator
+from tests.support.operators.operator_world import operator_world
+from tests.support.operators.stale_copies import CASES, CHANGES, FINALIZER, Change, StaleOperator
 
 WRITES = {
     name

@@ -13,8 +13,8 @@ from fleetkeeper.commands.bundle.archive import ROOT
 from fleetkeeper.commands.bundle.contents import CHILDREN
 from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.crds import install_crds
-from tests.support.operator_world import service
+from tests.support.operators.operator_world import service
+from tests.support.plane.crds import install_crds
 
 NAMESPACE = "support-bundle"
 USER = "support-bundle-reader"

@@ -10,8 +10,8 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import POD
 from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.earlier_router import IMAGE, give_vllm_router, router_of
-from tests.support.operator_world import World, operator_world, service
+from tests.support.operators.earlier_router import IMAGE, give_vllm_router, router_of
+from tests.support.operators.operator_world import World, operator_world, service
 
 
 @pytest_asyncio.fixture

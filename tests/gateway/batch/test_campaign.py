@@ -24,7 +24,7 @@ from typing import Any, Final
 import openai
 import pytest
 
-from tests.support.batch_process import (
+from tests.support.batch.batch_process import (
     FAILURES,
     BatchProcess,
     BatchSurroundings,
@@ -37,8 +37,8 @@ from tests.support.batch_process import (
     restore_append_only,
     submit,
 )
-from tests.support.batch_tree import a_worker
-from tests.support.poisoned_batch import COMMAND, POISON
+from tests.support.batch.batch_tree import a_worker
+from tests.support.batch.poisoned_batch import COMMAND, POISON
 
 pytestmark = pytest.mark.exhaustive
 

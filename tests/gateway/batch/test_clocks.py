@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.batch_process import (
+from tests.support.batch.batch_process import (
     BatchProcess,
     BatchSurroundings,
     batch_surroundings,

@@ -15,7 +15,7 @@ import pytest
 from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import create_storage
-from tests.support.batch_process import (
+from tests.support.batch.batch_process import (
     ENDPOINT,
     BatchProcess,
     BatchSurroundings,
@@ -27,7 +27,7 @@ from tests.support.batch_process import (
     numbers,
     submit,
 )
-from tests.support.gateway_surroundings import MODEL, NAMESPACE
+from tests.support.gateway.gateway_surroundings import MODEL, NAMESPACE
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ import pytest
 
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_local.control_plane.ports import free_ports
-from tests.support.batch_engine import BatchEngine
-from tests.support.batch_process import (
+from tests.support.batch.batch_engine import BatchEngine
+from tests.support.batch.batch_process import (
     BatchProcess,
     BatchSurroundings,
     batch_surroundings,
@@ -29,9 +29,9 @@ from tests.support.batch_process import (
     submit,
     until_engine,
 )
-from tests.support.batch_tree import watched_memory
-from tests.support.gateway_api import service
-from tests.support.gateway_surroundings import NAMESPACE
+from tests.support.batch.batch_tree import watched_memory
+from tests.support.gateway.gateway_api import service
+from tests.support.gateway.gateway_surroundings import NAMESPACE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

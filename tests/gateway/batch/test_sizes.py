@@ -16,7 +16,7 @@ import aiohttp
 import openai
 import pytest
 
-from tests.support.batch_process import (
+from tests.support.batch.batch_process import (
     PATIENCE_S,
     BatchSurroundings,
     batch_surroundings,
@@ -27,9 +27,9 @@ from tests.support.batch_process import (
     submit,
     until_engine,
 )
-from tests.support.batch_tree import SAMPLE_S, a_worker, stopped, tree_of, watched_memory
+from tests.support.batch.batch_tree import SAMPLE_S, a_worker, stopped, tree_of, watched_memory
+from tests.support.batch.poisoned_batch import COMMAND, POISON
 from tests.support.lanes import keep_first
-from tests.support.poisoned_batch import COMMAND, POISON
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 KIB, MIB = 1 << 10, 1 << 20

@@ -24,7 +24,7 @@ from fleetkeeper_gateway.grants.signer import (
     create_key_files,
 )
 from fleetkeeper_gateway.interfaces import Service
-from tests.support.no_descriptors import no_file_can_be_opened
+from tests.support.engine.no_descriptors import no_file_can_be_opened
 
 NOW = 1_900_000_000.0
 SERVICE = Service(

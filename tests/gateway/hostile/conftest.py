@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway_surroundings import Surroundings, surroundings
+from tests.support.gateway.gateway_surroundings import Surroundings, surroundings
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 
 from fleetkeeper_contract import client_keys
-from tests.support.gateway_api import KEYS_NAMESPACE, SECRETS, service
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_surroundings import Surroundings
-from tests.support.gateway_upstream import DONE
+from tests.support.gateway.gateway_api import KEYS_NAMESPACE, SECRETS, service
+from tests.support.gateway.gateway_process import GatewayProcess
+from tests.support.gateway.gateway_surroundings import Surroundings
+from tests.support.gateway.gateway_upstream import DONE
 
 CLIENTS = 8
 BOTH = 40

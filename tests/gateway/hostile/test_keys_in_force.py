@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 
 from fleetkeeper_contract import client_keys
-from tests.support.gateway_api import KEYS_NAMESPACE, SECRETS
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_surroundings import Surroundings, new_key
+from tests.support.gateway.gateway_api import KEYS_NAMESPACE, SECRETS
+from tests.support.gateway.gateway_process import GatewayProcess
+from tests.support.gateway.gateway_surroundings import Surroundings, new_key
 
 IN_FORCE_S = 2.0
 """As the pages promise."""

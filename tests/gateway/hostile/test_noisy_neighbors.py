@@ -19,11 +19,10 @@ import pytest
 
 from fleetkeeper_contract import client_keys
 from fleetkeeper_contract.bodies.refused import MAX_VALUES
-from tests.support.gateway_api import service
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_surroundings import MODEL, NAMESPACE, Surroundings
-from tests.support.lanes import keep_first
-from tests.support.scripted_service import (
+from tests.support.gateway.gateway_api import service
+from tests.support.gateway.gateway_process import GatewayProcess
+from tests.support.gateway.gateway_surroundings import MODEL, NAMESPACE, Surroundings
+from tests.support.gateway.scripted_service import (
     Script,
     answer,
     answers,
@@ -34,6 +33,7 @@ from tests.support.scripted_service import (
     serving,
     waits,
 )
+from tests.support.lanes import keep_first
 
 REQUESTS: Final = 100
 AT_ONCE: Final = 10

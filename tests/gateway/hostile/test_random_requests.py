@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 
 from fleetkeeper_contract import client_keys
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_requests import RawRequest, raw_request, send_raw
-from tests.support.gateway_surroundings import MODEL, PROMPT, Surroundings
+from tests.support.gateway.gateway_process import GatewayProcess
+from tests.support.gateway.gateway_requests import RawRequest, raw_request, send_raw
+from tests.support.gateway.gateway_surroundings import MODEL, PROMPT, Surroundings
 
 AT_A_TIME = 24
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")

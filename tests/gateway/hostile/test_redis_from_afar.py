@@ -13,11 +13,11 @@ import redis
 
 from fleetkeeper_contract import client_keys
 from fleetkeeper_gateway.limits import Timing
-from tests.support.gateway_api import key_secret
-from tests.support.gateway_process import GatewayProcess
-from tests.support.gateway_surroundings import NAMESPACE, PATIENCE_S, Surroundings, new_key
-from tests.support.redis_server import RedisServer, RedisTls, redis_server
-from tests.support.slow_proxy import SlowProxy
+from tests.support.gateway.gateway_api import key_secret
+from tests.support.gateway.gateway_process import GatewayProcess
+from tests.support.gateway.gateway_surroundings import NAMESPACE, PATIENCE_S, Surroundings, new_key
+from tests.support.services.redis_server import RedisServer, RedisTls, redis_server
+from tests.support.services.slow_proxy import SlowProxy
 
 WITHIN_S = 0.05
 """A request continues within this time, whatever Redis does."""

@@ -19,9 +19,9 @@ from fleetkeeper_gateway.keys.bearer import digest_of_header
 from fleetkeeper_gateway.keys.settings import KeysSettings
 from fleetkeeper_gateway.keys.watched import WatchedKeys, create_keys
 from fleetkeeper_kube.reflector import TRIES_BEFORE_LIST
-from tests.support.client_keys import RecordedAudit, key_entries, key_of, key_secret
-from tests.support.gateway_world import until
-from tests.support.list_watch_server import ListWatchServer
+from tests.support.gateway.client_keys import RecordedAudit, key_entries, key_of, key_secret
+from tests.support.gateway.gateway_world import until
+from tests.support.plane.list_watch_server import ListWatchServer
 
 NOW = 1_900_000_000.0
 

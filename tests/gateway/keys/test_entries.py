@@ -25,7 +25,7 @@ from fleetkeeper_contract.client_key_entries import (
     parse_time,
 )
 from fleetkeeper_contract.tiers import TIER_LABELS
-from tests.support.client_keys import key_entries, key_of
+from tests.support.gateway.client_keys import key_entries, key_of
 
 KEY = key_of(1)
 TEXTS = st.text(max_size=80)

@@ -9,9 +9,9 @@ from fleetkeeper_contract.client_key_entries import digest_of
 from fleetkeeper_gateway.keys import KeysSettings, WatchedKeys
 from fleetkeeper_gateway.keys.store import KeyStore
 from fleetkeeper_gateway.services.index import ServiceIndex
-from tests.support.client_keys import RecordedAudit, key_entries, key_of, key_secret
-from tests.support.gateway_world import running, until
-from tests.support.list_watch_server import ListWatchServer
+from tests.support.gateway.client_keys import RecordedAudit, key_entries, key_of, key_secret
+from tests.support.gateway.gateway_world import running, until
+from tests.support.plane.list_watch_server import ListWatchServer
 
 SERVICES, KEYS = 1_000, 10_000
 LOOK_UPS = 20_000

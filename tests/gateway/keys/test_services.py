@@ -14,7 +14,7 @@ from fleetkeeper_gateway.interfaces import Service
 from fleetkeeper_gateway.services.index import ServiceIndex
 from fleetkeeper_gateway.services.parse import SERVICE_PORT, parse_service
 from fleetkeeper_gateway.services.settings import ServicesSettings
-from tests.support.golden_services import GoldenCase
+from tests.support.reconcile.golden_services import GoldenCase
 
 PLACE = ("team-a", "chat")
 

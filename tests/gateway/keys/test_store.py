@@ -9,7 +9,13 @@ from prometheus_client import REGISTRY
 
 from fleetkeeper_contract.client_key_entries import digest_of
 from fleetkeeper_gateway.keys.store import KeyStore
-from tests.support.client_keys import NAMESPACE, RecordedAudit, key_entries, key_of, key_secret
+from tests.support.gateway.client_keys import (
+    NAMESPACE,
+    RecordedAudit,
+    key_entries,
+    key_of,
+    key_secret,
+)
 
 PAST, FUTURE = "2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
 

@@ -16,9 +16,9 @@ from fleetkeeper_gateway.kubernetes.settings import load_credentials
 from fleetkeeper_gateway.kubernetes.watch import ObjectName, Watch
 from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.credentials import Credentials, NoCredentials
-from tests.support.api_proxy import failure
-from tests.support.list_watch_server import serving, thing
-from tests.support.loopback_api import answering
+from tests.support.plane.api_proxy import failure
+from tests.support.plane.list_watch_server import serving, thing
+from tests.support.plane.loopback_api import answering
 
 PATIENCE_S = 60.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.limits_world import Replicas
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.gateway.limits_world import Replicas
+from tests.support.services.redis_server import RedisServer, redis_server
 
 
 @pytest.fixture

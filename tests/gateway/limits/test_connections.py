@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from fleetkeeper_gateway.limits import LimitSettings
 from tests.support.docs_commands import ROOT
-from tests.support.limits_world import Replicas, demand_of, key_with, until
-from tests.support.redis_server import RedisServer, RedisTls, redis_server
+from tests.support.gateway.limits_world import Replicas, demand_of, key_with, until
+from tests.support.services.redis_server import RedisServer, RedisTls, redis_server
 
 PREFIX = "FLEETKEEPER_GATEWAY_"
 PAGE = ROOT / "docs" / "gateway-limits.md"

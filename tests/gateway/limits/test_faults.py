@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.interfaces import Key, Limiter, LimitRefused
 from fleetkeeper_gateway.limits import LimitSettings
-from tests.support.lanes import keep_first
-from tests.support.limits_world import (
+from tests.support.gateway.limits_world import (
     BRIEF,
     PATIENT,
     Replica,
@@ -26,7 +25,8 @@ from tests.support.limits_world import (
     until,
     until_admitted,
 )
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.lanes import keep_first
+from tests.support.services.redis_server import RedisServer, redis_server
 
 SLOTS = "fleetkeeper:limits:{team-a/standard}:slots"
 

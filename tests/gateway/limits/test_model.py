@@ -15,8 +15,8 @@ from fleetkeeper_gateway.limits.local import LocalLimits, Running
 from fleetkeeper_gateway.limits.names import names_of
 from fleetkeeper_gateway.limits.rules import Reading, headers_of, refusal
 from fleetkeeper_gateway.limits.scripts import ADMIT, RELEASE, SETTLE
-from tests.support.limits_world import demand_of, key_with
-from tests.support.lua_redis import LuaRedis
+from tests.support.gateway.limits_world import demand_of, key_with
+from tests.support.services.lua_redis import LuaRedis
 
 NAMES = names_of("team-a", "standard")
 PLACE = ("team-a", "standard")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleetkeeper_gateway.interfaces import TierLimits
 from fleetkeeper_gateway.limits import estimate_tokens
 from fleetkeeper_gateway.limits.rules import Reading, Window, duration, refusal
-from tests.support.limits_world import demand_of, key_with
+from tests.support.gateway.limits_world import demand_of, key_with
 
 
 @pytest.mark.parametrize(

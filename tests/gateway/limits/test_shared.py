@@ -12,7 +12,7 @@ import pytest
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.interfaces import Demand
 from fleetkeeper_gateway.limits import LimitSettings, Timing
-from tests.support.limits_world import (
+from tests.support.gateway.limits_world import (
     PATIENT,
     Replicas,
     admitted,
@@ -23,7 +23,7 @@ from tests.support.limits_world import (
     until,
     until_admitted,
 )
-from tests.support.redis_server import RedisServer
+from tests.support.services.redis_server import RedisServer
 
 SHORT = replace(PATIENT, window_s=2)
 
@@ -211,7 +211,7 @@ async def test_orphans_return_and_ended_estimates_stand(
 
 REPLICA = """
 import asyncio, sys
-from tests.support.limits_world import *
+from tests.support.gateway.limits_world import *
 
 async def main():
     timing = replace(PATIENT, lease_s=4.0, renew_s=0.2)

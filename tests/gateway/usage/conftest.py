@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.usage_ledgers import STORES
+from tests.support.gateway.usage_ledgers import STORES
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from fleetkeeper_gateway.usage import bounds, metrics
 from fleetkeeper_gateway.usage.engines import UnreadableError, parse_page
 from fleetkeeper_gateway.usage.lines import OTHER, Pod
 from fleetkeeper_gateway.usage.pages import MAX_COUNT, MAX_PAGE_TOKENS
-from tests.support.usage_ledgers import NOW, Ledger, all_counts, an_entry, opened, whole
+from tests.support.gateway.usage_ledgers import NOW, Ledger, all_counts, an_entry, opened, whole
 
 HOUR = 3600.0
 EDGES = (0, 1, MAX_PAGE_TOKENS // 3, MAX_PAGE_TOKENS, MAX_COUNT - 1, MAX_COUNT)

@@ -22,7 +22,7 @@ from fleetkeeper_gateway.grants.settings import GrantSettings
 from fleetkeeper_gateway.grants.signer import create_key_files
 from fleetkeeper_gateway.usage import engines as reading
 from fleetkeeper_gateway.usage import metrics
-from tests.support.usage_bench import Bench, never, until
+from tests.support.gateway.usage_bench import Bench, never, until
 
 
 @pytest.fixture

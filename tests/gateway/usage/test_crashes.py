@@ -21,8 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.support.lanes import examples, keep_first
-from tests.support.usage_ledgers import (
+from tests.support.gateway.usage_ledgers import (
     NOW,
     Ledger,
     an_entry,
@@ -33,6 +32,7 @@ from tests.support.usage_ledgers import (
     some_ledgers,
     whole,
 )
+from tests.support.lanes import examples, keep_first
 
 HOUR = 3600.0
 

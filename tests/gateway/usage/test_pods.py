@@ -27,7 +27,7 @@ from fleetkeeper_gateway.usage.pods import (
     Target,
     parse_pod,
 )
-from tests.support.usage_ledgers import NOW, Ledger, an_entry
+from tests.support.gateway.usage_ledgers import NOW, Ledger, an_entry
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

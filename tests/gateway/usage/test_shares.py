@@ -17,8 +17,8 @@ from fleetkeeper_gateway.usage import bounds, collector, metrics
 from fleetkeeper_gateway.usage.lane import Lane
 from fleetkeeper_gateway.usage.lines import Pod
 from fleetkeeper_gateway.usage.store import RAW_HOURS
-from tests.support.usage_bench import Bench, never, until
-from tests.support.usage_ledgers import NOW, Ledger, an_entry, opened
+from tests.support.gateway.usage_bench import Bench, never, until
+from tests.support.gateway.usage_ledgers import NOW, Ledger, an_entry, opened
 
 HOUR = 3600.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from fleetkeeper_contract.usage_files import hours_of_files
 from fleetkeeper_gateway.usage.store import RAW_HOURS
-from tests.support.usage_ledgers import (
+from tests.support.gateway.usage_ledgers import (
     NOW,
     Ledger,
     an_entry,

@@ -11,7 +11,7 @@ import pytest
 
 from fleetkeeper_gateway.usage.engines import PAGE_BYTES, parse_page
 from fleetkeeper_gateway.usage.pages import MAX_PAGE_ENTRIES
-from tests.support.usage_ledgers import NOW, Ledger, an_entry, opened
+from tests.support.gateway.usage_ledgers import NOW, Ledger, an_entry, opened
 
 pytestmark = pytest.mark.usefixtures("without_collections")
 

@@ -29,8 +29,8 @@ from fleetkeeper_contract.step_terms import StepSums
 from fleetkeeper_engine.spec import Batching
 from fleetkeeper_engine.supervisor.control_api.auth import Verifier, parse_keys
 from fleetkeeper_engine.supervisor.limits_requests import allowed_ranges, parse_limits_request
-from tests.support.control_cases import NOW, sample
-from tests.support.engine_metrics import metrics_text, parse_sample
+from tests.support.autoscale.control_cases import NOW, sample
+from tests.support.autoscale.engine_metrics import metrics_text, parse_sample
 
 ROOT = Path(__file__).parents[3]
 EDGES = Edges(0.5, 0.05)

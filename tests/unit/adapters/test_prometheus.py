@@ -26,8 +26,8 @@ from fleetkeeper.adapters.prometheus.queries import (
 )
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.series_map import SHOWN, STEP_CLASSES
-from tests.support.control_cases import NOW, sample
-from tests.support.engine_metrics import metrics_series
+from tests.support.autoscale.control_cases import NOW, sample
+from tests.support.autoscale.engine_metrics import metrics_series
 
 EDGES = Edges(0.5, 0.05)
 CHAT = ("team-a", "chat-0")

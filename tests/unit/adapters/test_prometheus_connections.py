@@ -20,8 +20,8 @@ from aiohttp import web
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings, client
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper_local.control_plane.pki import Authority
-from tests.support.control_cases import NOW
-from tests.support.engine_environment import free_port
+from tests.support.autoscale.control_cases import NOW
+from tests.support.engine.engine_environment import free_port
 
 PODS = {("team-a", "chat-0"): Edges(0.5, 0.05)}
 PATIENT_S = 60.0

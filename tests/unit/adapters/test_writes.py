@@ -16,7 +16,7 @@ from fleetkeeper.adapters.kubernetes.writes import (
     WritePoint,
 )
 from fleetkeeper.reconcile.types import Kind
-from tests.support.loopback_api import served
+from tests.support.plane.loopback_api import served
 
 
 async def test_the_fence_is_asked_before_each_send() -> None:

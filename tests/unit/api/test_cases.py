@@ -7,7 +7,7 @@ import pytest
 from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.api.profiles.defaults import default_catalog
 from fleetkeeper.api.profiles.errors import profile_errors
-from tests.support.service_cases import Case, cases
+from tests.support.reconcile.service_cases import Case, cases
 
 
 def named(case: Case) -> str:

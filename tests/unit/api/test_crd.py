@@ -19,7 +19,7 @@ from fleetkeeper.api.parse import parse_service
 from fleetkeeper.api.schema.crd import crd_text, desired_crd
 from fleetkeeper.api.schema.openapi import object_schema
 from fleetkeeper.api.schema.rules import NAME_RULES, RULES
-from tests.support.service_cases import cases
+from tests.support.reconcile.service_cases import cases
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFAULTS = ROOT / "tests" / "golden" / "api" / "defaults.json"

@@ -17,7 +17,7 @@ from fleetkeeper.api.names import API_VERSION, KIND
 from fleetkeeper.api.parse import InvalidService, parse_service
 from fleetkeeper.api.schema.error_messages import FieldError, path_text
 from fleetkeeper.api.types import Dtype, InferenceServiceSpec, RoutingPolicy
-from tests.support.service_cases import cases
+from tests.support.reconcile.service_cases import cases
 
 JSON = st.recursive(
     st.none()

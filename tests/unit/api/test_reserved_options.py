@@ -16,7 +16,7 @@ from fleetkeeper_contract.extra_arguments import argument_errors, option_of
 from fleetkeeper_contract.vllm_options import RESERVED, Setter, refused
 from fleetkeeper_engine.spec import Engine, EngineDocument, parse_document
 from fleetkeeper_engine.supervisor.launch.argv import desired_argv
-from tests.support.golden_services import CASES
+from tests.support.reconcile.golden_services import CASES
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 
 REFUSED_TO_BOTH = """

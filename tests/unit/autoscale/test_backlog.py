@@ -12,7 +12,7 @@ from fleetkeeper.autoscale.signals.other_tiers import without_batch
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Grade
-from tests.support.control_cases import NOW
+from tests.support.autoscale.control_cases import NOW
 
 
 def backlog(

@@ -25,8 +25,16 @@ from fleetkeeper.autoscale.rules.objectives import (
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlSettings, Limits
-from tests.support.batch_cases import HELD, MEMORY, SETTINGS, decided, signals, window, windows
-from tests.support.control_cases import NOW
+from tests.support.autoscale.batch_cases import (
+    HELD,
+    MEMORY,
+    SETTINGS,
+    decided,
+    signals,
+    window,
+    windows,
+)
+from tests.support.autoscale.control_cases import NOW
 from tests.support.lanes import examples
 
 

@@ -11,7 +11,7 @@ from fleetkeeper.autoscale.rules.batch.decide import decide_limits
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView
 from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.autoscale.types import Limits
-from tests.support.batch_cases import (
+from tests.support.autoscale.batch_cases import (
     HELD,
     MEMORY,
     SETTINGS,
@@ -21,7 +21,7 @@ from tests.support.batch_cases import (
     window,
     windows,
 )
-from tests.support.control_cases import NOW
+from tests.support.autoscale.control_cases import NOW
 
 
 @pytest.mark.promise("slow-steps")

@@ -11,7 +11,7 @@ from fleetkeeper.autoscale.rules.batch.values import BatchView
 from fleetkeeper.autoscale.signals.samples import Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Limits
-from tests.support.batch_cases import (
+from tests.support.autoscale.batch_cases import (
     HELD,
     MEMORY,
     SETTINGS,
@@ -20,7 +20,7 @@ from tests.support.batch_cases import (
     targets,
     windows,
 )
-from tests.support.control_cases import NOW
+from tests.support.autoscale.control_cases import NOW
 
 NEAR = signals(batch_time_s=0.04)
 """Batch time is above 0.7 of its objective; queue wait is short."""

@@ -11,8 +11,8 @@ from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView
 from fleetkeeper.autoscale.signals.samples import Gauges
 from fleetkeeper.autoscale.types import Limits
-from tests.support.batch_cases import HELD, MEMORY, SETTINGS, decided, signals, windows
-from tests.support.control_cases import NOW
+from tests.support.autoscale.batch_cases import HELD, MEMORY, SETTINGS, decided, signals, windows
+from tests.support.autoscale.control_cases import NOW
 
 ROOM = {"queue_wait_s": 0.8, "batch_time_s": 0.045, "windows": windows(0.999, 0.999, 0.999, 0.999)}
 

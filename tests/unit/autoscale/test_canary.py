@@ -7,8 +7,8 @@ import pytest
 from fleetkeeper.autoscale.rules.canary import Canary, concluded, judge_canary, needs_canary
 from fleetkeeper.autoscale.signals.windows import PodWindow, Window
 from fleetkeeper.autoscale.types import Limits
-from tests.support.batch_cases import HELD, MEMORY
-from tests.support.control_cases import NOW
+from tests.support.autoscale.batch_cases import HELD, MEMORY
+from tests.support.autoscale.control_cases import NOW
 
 
 @pytest.mark.promise("canary")

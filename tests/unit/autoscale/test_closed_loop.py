@@ -17,8 +17,8 @@ from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.engine import H100_8B, H100_70B
 from fleetkeeper_contract.tiers import Tier
+from tests.support.autoscale.simulated import Case, Record, played
 from tests.support.lanes import keep_first
-from tests.support.simulated import Case, Record, played
 
 SETTINGS = ControlSettings(max_replicas=12, scale_down_delay_s=300.0)
 

@@ -8,8 +8,8 @@ import pytest
 
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.engine import H100_70B
+from tests.support.autoscale.simulated import Case, Record, played
 from tests.support.lanes import keep_first
-from tests.support.simulated import Case, Record, played
 
 SETTINGS = ControlSettings(max_replicas=8, scale_down_delay_s=300.0)
 

@@ -16,7 +16,7 @@ from fleetkeeper.autoscale.rules.control_breaker import (
     decide_control_breaker,
 )
 from fleetkeeper.autoscale.types import Limits
-from tests.support.control_cases import NOW
+from tests.support.autoscale.control_cases import NOW
 from tests.support.lanes import examples
 
 CLOSED, OPEN, HALF = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN

@@ -28,9 +28,9 @@ from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 from fleetkeeper.common.activation import Activation, State
 from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.tiers import Tier
-from tests.support.control_cases import NOW, Loop, condition, reported, reported_status
+from tests.support.autoscale.control_cases import NOW, Loop, condition, reported, reported_status
+from tests.support.autoscale.replica_cases import BROKEN, SETTINGS, WAITS, decided, signals, view
 from tests.support.lanes import examples
-from tests.support.replica_cases import BROKEN, SETTINGS, WAITS, decided, signals, view
 
 CARRIED_PER_S = 2.0
 TOKENS = 500.0

@@ -12,7 +12,7 @@ from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.types import ControlSettings, Decision, decide
 from fleetkeeper.common.values import Remedy
-from tests.support.control_cases import NOW, Loop
+from tests.support.autoscale.control_cases import NOW, Loop
 
 Pods = Decision[tuple[str, ...]]
 FRAGMENTED: Pods = decide(("chat-1",), "EngineFragmented", "41% is unused")

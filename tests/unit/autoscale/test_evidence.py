@@ -12,7 +12,7 @@ from fleetkeeper.autoscale.signals.samples import Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.signals.windows import Window
 from fleetkeeper.autoscale.types import ControlSettings, Grade, Limits
-from tests.support.control_cases import NOW
+from tests.support.autoscale.control_cases import NOW
 
 SETTINGS = ControlSettings()
 BEFORE = Limits(100, 512)

@@ -35,7 +35,7 @@ from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.activation import Activation, State
 from fleetkeeper.reconcile.status.control import report_to_status
-from tests.support.control_cases import NOW, Loop, pod_view, reported_status, sample
+from tests.support.autoscale.control_cases import NOW, Loop, pod_view, reported_status, sample
 
 PODS = tuple(pod_view(f"chat-{i}") for i in range(3))
 ON = ControlSettings(min_replicas=3, max_replicas=3, restart_fragmented=True)

@@ -10,7 +10,7 @@ from fleetkeeper.autoscale.decided import SUBJECTS, Decided
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.gauges import counts_of, gauges_of
 from fleetkeeper.autoscale.types import ControlSettings
-from tests.support.control_cases import Loop, pod_view
+from tests.support.autoscale.control_cases import Loop, pod_view
 
 
 def _replicas(loop: Loop) -> dict[str, float]:

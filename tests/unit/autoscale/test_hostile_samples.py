@@ -19,7 +19,7 @@ from fleetkeeper.autoscale.signals.samples import (
 )
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.types import Grade
-from tests.support.control_cases import NOW, Loop, pod_view, sample
+from tests.support.autoscale.control_cases import NOW, Loop, pod_view, sample
 from tests.support.lanes import examples
 
 HOSTILE = [

@@ -15,8 +15,8 @@ from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.samples import Counters, Latencies, PodSample
 from fleetkeeper.autoscale.signals.series_map import REQUIRED, edges_of, sample_of
 from fleetkeeper.reconcile.status.control import report_to_status
-from tests.support.control_cases import NOW, Loop, sample
-from tests.support.engine_metrics import metrics_series
+from tests.support.autoscale.control_cases import NOW, Loop, sample
+from tests.support.autoscale.engine_metrics import metrics_series
 
 TTFT, ITL = "signal_time_to_first_token_seconds", "signal_inter_token_latency_seconds"
 TICKS = 8

@@ -32,7 +32,7 @@ from fleetkeeper.autoscale.types import (
 from fleetkeeper.common.budget import Budget
 from fleetkeeper.common.values import Remedy
 from fleetkeeper_contract.tiers import Tier
-from tests.support.control_cases import NOW, pod_view
+from tests.support.autoscale.control_cases import NOW, pod_view
 from tests.support.lanes import examples
 
 

@@ -22,7 +22,7 @@ from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlSettings, Grade
 from fleetkeeper_contract.tiers import Tier
-from tests.support.control_cases import NOW
+from tests.support.autoscale.control_cases import NOW
 from tests.support.lanes import examples
 
 CLOSED, OPEN, HALF = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN

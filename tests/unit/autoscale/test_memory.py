@@ -15,7 +15,7 @@ from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.values import CAUSE_UNKNOWN, Remedy
 from fleetkeeper_contract import rfc3339
-from tests.support.control_cases import NOW, Loop, reported, reported_status
+from tests.support.autoscale.control_cases import NOW, Loop, reported, reported_status
 
 
 def test_a_lost_prometheus_stays_lost_over_a_restart() -> None:

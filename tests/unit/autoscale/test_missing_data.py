@@ -13,7 +13,7 @@ from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample, Source
 from fleetkeeper.autoscale.types import ControlSettings, Limits
-from tests.support.control_cases import NOW, Loop, pod_view, sample
+from tests.support.autoscale.control_cases import NOW, Loop, pod_view, sample
 from tests.support.lanes import keep_first
 
 SILENCES = ["nothing", "stale", "nan", "future", "gone back", "half", "unknown pods"]

@@ -19,8 +19,8 @@ from fleetkeeper.autoscale.signals.samples import (
 from fleetkeeper.autoscale.signals.series_map import sample_of
 from fleetkeeper.autoscale.types import Grade
 from fleetkeeper_contract.histogram_buckets import BATCH_TIME_EDGES_S, QUEUE_WAIT_EDGES_S
-from tests.support.control_cases import NOW, Loop, sample
-from tests.support.engine_metrics import metrics_series
+from tests.support.autoscale.control_cases import NOW, Loop, sample
+from tests.support.autoscale.engine_metrics import metrics_series
 
 ROOT = Path(__file__).parents[3]
 

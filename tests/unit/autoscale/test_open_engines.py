@@ -13,7 +13,7 @@ from fleetkeeper.autoscale.memory import ControlMemory, memory_from_status
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.types import ControlSettings
-from tests.support.control_cases import NOW, Loop
+from tests.support.autoscale.control_cases import NOW, Loop
 
 DEMANDS = ControlSettings(demands_grants=True)
 TICKS = round(OPEN_ENGINE_S / 5)

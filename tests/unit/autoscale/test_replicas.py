@@ -16,9 +16,9 @@ from fleetkeeper.autoscale.rules.replicas import (
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.types import ControlSettings, Grade
 from fleetkeeper.common.activation import Activation, State
-from tests.support.control_cases import NOW
+from tests.support.autoscale.control_cases import NOW
+from tests.support.autoscale.replica_cases import BROKEN, SETTINGS, WAITS, decided, signals, view
 from tests.support.lanes import examples
-from tests.support.replica_cases import BROKEN, SETTINGS, WAITS, decided, signals, view
 
 
 @pytest.mark.parametrize(

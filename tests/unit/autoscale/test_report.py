@@ -19,7 +19,14 @@ from fleetkeeper.autoscale.signals.samples import Gauges, Source
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.reconcile.status.control import report_to_status
 from fleetkeeper_contract import rfc3339
-from tests.support.control_cases import NOW, Loop, condition, pod_view, reported, reported_status
+from tests.support.autoscale.control_cases import (
+    NOW,
+    Loop,
+    condition,
+    pod_view,
+    reported,
+    reported_status,
+)
 
 
 def test_the_lost_prometheus_is_reported_while_pods_are_read_directly() -> None:

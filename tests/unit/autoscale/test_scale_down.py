@@ -16,8 +16,16 @@ from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Source
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Decision, Grade
 from fleetkeeper.common.activation import Activation, State
-from tests.support.control_cases import NOW
-from tests.support.replica_cases import BROKEN, OBSERVED, SETTINGS, WAITS, decided, signals, view
+from tests.support.autoscale.control_cases import NOW
+from tests.support.autoscale.replica_cases import (
+    BROKEN,
+    OBSERVED,
+    SETTINGS,
+    WAITS,
+    decided,
+    signals,
+    view,
+)
 
 
 def test_ageing_signals_may_only_raise() -> None:

@@ -12,7 +12,7 @@ from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.signals.samples import Gauges
 from fleetkeeper.autoscale.types import ControlSettings, Limits, PutOutcome
 from fleetkeeper.common.activation import SCALED, Activation, State
-from tests.support.control_cases import Loop, condition, reported, reported_status
+from tests.support.autoscale.control_cases import Loop, condition, reported, reported_status
 
 
 def test_same_inputs_same_answer() -> None:

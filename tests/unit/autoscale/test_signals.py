@@ -17,7 +17,7 @@ from fleetkeeper.autoscale.signals.samples import (
 )
 from fleetkeeper.autoscale.signals.service_signals import Signals, SignalsMemory
 from fleetkeeper.autoscale.types import ControlSettings, Grade
-from tests.support.control_cases import NOW, Loop, pod_view, sample
+from tests.support.autoscale.control_cases import NOW, Loop, pod_view, sample
 
 
 def observed(times: list[float], pods: int = 1, now: float | None = None) -> Signals:

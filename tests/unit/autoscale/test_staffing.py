@@ -18,7 +18,7 @@ from fleetkeeper.autoscale.capacity.supply import (
     supply_of,
 )
 from fleetkeeper.autoscale.types import PodView
-from tests.support.control_cases import NOW, pod_view
+from tests.support.autoscale.control_cases import NOW, pod_view
 from tests.support.lanes import examples
 
 

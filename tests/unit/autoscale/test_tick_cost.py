@@ -19,8 +19,8 @@ from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 from fleetkeeper.common.budget import Budget
 from fleetkeeper_contract.step_terms import StepSums
-from tests.support.control_cases import NOW, pod_view, sample
-from tests.support.engine_metrics import metrics_series
+from tests.support.autoscale.control_cases import NOW, pod_view, sample
+from tests.support.autoscale.engine_metrics import metrics_series
 
 SERVICES = 200
 PODS = 2

@@ -14,7 +14,7 @@ from fleetkeeper.autoscale.signals.samples import (
 )
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper_contract.step_terms import StepSums
-from tests.support.control_cases import NOW, Loop, pod_view, sample
+from tests.support.autoscale.control_cases import NOW, Loop, pod_view, sample
 
 
 def test_windows_are_disjoint_and_ten_seconds() -> None:

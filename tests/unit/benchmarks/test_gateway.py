@@ -127,7 +127,7 @@ def test_another_commit_has_a_column_with_ratios(part: Part) -> None:
 def test_the_gateway_of_another_checkout_runs_in_its_own_environment(part: Part) -> None:
     python, entry = part("contenders").entry_of(REPOSITORY)
     assert Path(python).samefile(sys.executable)
-    assert Path(entry).samefile(REPOSITORY / "tests/support/gateway_entry.py")
+    assert Path(entry).samefile(REPOSITORY / "tests/support/gateway/gateway_entry.py")
 
 
 def test_streams_that_do_not_begin_in_time_have_no_memory(part: Part) -> None:

@@ -22,7 +22,7 @@ from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper_gateway.batch import model
 from fleetkeeper_gateway.batch.validation.worker import MAX_LINE_BYTES
 from fleetkeeper_local.common.paths import REPOSITORY
-from tests.support.batch_api_server import KEY, BatchServer, batch_server
+from tests.support.batch.batch_api_server import KEY, BatchServer, batch_server
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from fleetkeeper.commands.bundle.archive import INDEX_BYTES, ROOT, TEXT_BYTES, A
 from fleetkeeper.commands.bundle.contents import CHILDREN, log_sources, node_summary
 from fleetkeeper.exit_codes import ExitCode
 from fleetkeeper_local.control_plane.ports import free_ports
-from tests.support.support_cluster import Recorded, recorded_cluster, status_of
+from tests.support.plane.support_cluster import Recorded, recorded_cluster, status_of
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
-from tests.support.console_page import console_process
+from tests.support.console.console_page import console_process
 
 GUARD_S = 120.0
 

@@ -14,7 +14,7 @@ from fleetkeeper.commands.fleet.prometheus_history import HistoryError
 from fleetkeeper.console.history import HOURS, POINTS, QUERIES, History, Span, marks_of, query_text
 from fleetkeeper.console.server import serving
 from fleetkeeper.console.session import Session
-from tests.support.console_fleet import chat_key, samples_until
+from tests.support.console.console_fleet import chat_key, samples_until
 
 NOW = 1_790_000_000.0
 

@@ -11,7 +11,7 @@ from fleetkeeper.console.documents import fleet_document, service_document
 from fleetkeeper.console.samples import POINTS, SERIES, Sampler, Samples
 from fleetkeeper.fleet.explanation import decision_rows, evidence_rows, trouble_rows
 from fleetkeeper.fleet.source import Fleet
-from tests.support.console_fleet import Recorded, chat_key, fleet_at, samples_until
+from tests.support.console.console_fleet import Recorded, chat_key, fleet_at, samples_until
 
 NOW = 1_790_000_000.0
 

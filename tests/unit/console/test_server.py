@@ -17,7 +17,7 @@ from fleetkeeper.console.server import HEADERS, PAGES, serving
 from fleetkeeper.console.session import COOKIE, Session
 from fleetkeeper.fleet.source import Fleet
 from fleetkeeper.fleet.view import Gauges
-from tests.support.console_fleet import HOSTILE_MESSAGE, samples_until
+from tests.support.console.console_fleet import HOSTILE_MESSAGE, samples_until
 
 NOW = 1_790_000_000.0
 

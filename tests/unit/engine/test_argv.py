@@ -17,7 +17,7 @@ from fleetkeeper_engine.in_vllm.vllm_settings import (
 from fleetkeeper_engine.spec import DType
 from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
-from tests.support.engine_documents import a_document
+from tests.support.engine.engine_documents import a_document
 
 GIB = 1024**3
 

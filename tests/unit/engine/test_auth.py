@@ -18,7 +18,7 @@ from fleetkeeper_engine.supervisor.control_api.auth import (
     parse_keys,
     read_keys,
 )
-from tests.support.signer import ISSUER, Signer
+from tests.support.engine.signer import ISSUER, Signer
 
 POD = "1b1c-uid"
 NOW = 1_800_000_000.0

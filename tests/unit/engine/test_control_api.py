@@ -23,7 +23,7 @@ from fleetkeeper_engine.supervisor.control_api.metric_table import METRICS
 from fleetkeeper_engine.supervisor.control_api.server import ControlPort
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
-from tests.support.signer import ISSUER, Signer
+from tests.support.engine.signer import ISSUER, Signer
 
 POD = "pod-uid-of-a-test"
 

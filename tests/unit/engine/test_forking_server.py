@@ -14,8 +14,8 @@ import pytest
 from fleetkeeper_engine.in_vllm.vllm_settings import FORKING_SERVER
 from fleetkeeper_engine.supervisor.launch.argv import FORKED_VERSIONS, decided_entry
 from fleetkeeper_engine.supervisor.launch.features import Features
-from tests.support.engine_documents import a_document
-from tests.support.engine_environment import ROOT
+from tests.support.engine.engine_documents import a_document
+from tests.support.engine.engine_environment import ROOT
 
 STOCK = "vllm.entrypoints.openai.api_server"
 TRACING = {"endpoint": "http://traces:4318", "namespace": "team"}

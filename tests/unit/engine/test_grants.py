@@ -28,14 +28,21 @@ from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
 from fleetkeeper_engine.in_vllm.vllm_settings import INTERNAL_HEADER
 from fleetkeeper_engine.shm.layout import GrantRefusal
 from fleetkeeper_engine.shm.region import Region
-from tests.support.grants import SERVICE, GrantKey, baggage, bearer, grants_text, write_grants
-from tests.support.middleware_calls import (
+from tests.support.engine.grants import (
+    SERVICE,
+    GrantKey,
+    baggage,
+    bearer,
+    grants_text,
+    write_grants,
+)
+from tests.support.engine.middleware_calls import (
     Call,
     StandInVllm,
     assert_nothing_left,
     running_middleware,
 )
-from tests.support.no_descriptors import no_file_can_be_opened
+from tests.support.engine.no_descriptors import no_file_can_be_opened
 
 NOW = int(time.time())
 

@@ -24,7 +24,7 @@ from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
 from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, MiddlewareBlock, SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
-from tests.support.middleware_calls import GUARD_S, Call
+from tests.support.engine.middleware_calls import GUARD_S, Call
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -30,7 +30,7 @@ from fleetkeeper_engine.supervisor.policy_file import (
     start_policy,
 )
 from fleetkeeper_engine.supervisor.state import PodState
-from tests.support.random_specs import random_spec
+from tests.support.reconcile.random_specs import random_spec
 
 DOCUMENT = parse_document(
     json.dumps(

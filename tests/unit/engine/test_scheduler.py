@@ -23,7 +23,7 @@ from fleetkeeper_engine.in_vllm.vllm_settings import ENVIRONMENT, VllmSettings
 from fleetkeeper_engine.shm.layout import SCHEDULER, SupervisorBlock
 from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.shm.region import Region
-from tests.support.scheduler_stand_in import (
+from tests.support.engine.scheduler_stand_in import (
     RULE,
     Clock,
     Request,

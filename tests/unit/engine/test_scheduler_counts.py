@@ -15,7 +15,7 @@ from fleetkeeper_engine.in_vllm.scheduler import mixed_into
 from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
-from tests.support.scheduler_stand_in import (
+from tests.support.engine.scheduler_stand_in import (
     RULE,
     Clock,
     Request,

@@ -23,7 +23,7 @@ from fleetkeeper_engine.supervisor.launch.prepare import _decided_dtype, desired
 from fleetkeeper_engine.supervisor.launch.start_measurements import read_measured, write_measured
 from fleetkeeper_engine.supervisor.process import Reaper
 from fleetkeeper_engine.tools.install import requirements_of
-from tests.support.engine_documents import a_document
+from tests.support.engine.engine_documents import a_document
 
 
 def test_a_measurement_is_kept_for_the_same_engine_only(tmp_path: Path) -> None:

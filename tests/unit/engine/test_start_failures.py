@@ -20,8 +20,8 @@ import pytest
 from fleetkeeper_engine.supervisor.launch.argv import desired_argv
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.features import NEEDED_OPTIONS, find_features
-from tests.support.engine_documents import a_document
-from tests.support.engine_environment import ROOT, free_port
+from tests.support.engine.engine_documents import a_document
+from tests.support.engine.engine_environment import ROOT, free_port
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from fleetkeeper_engine.in_vllm.stats import (
     SchedulerRecord,
     prefill_tokens_of,
 )
-from tests.support.scheduler_stand_in import outputs_of
+from tests.support.engine.scheduler_stand_in import outputs_of
 
 
 def test_with_two_steps_under_way_time_is_not_counted_twice() -> None:

@@ -36,9 +36,9 @@ from fleetkeeper_engine.in_vllm.vllm_settings import INTERNAL_HEADER, VllmSettin
 from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.supervisor.launch.argv import desired_environment
-from tests.support.engine_documents import a_document
-from tests.support.middleware_calls import GUARD_S, Call, StandInVllm
-from tests.support.trace_collector import Collector
+from tests.support.engine.engine_documents import a_document
+from tests.support.engine.middleware_calls import GUARD_S, Call, StandInVllm
+from tests.support.services.trace_collector import Collector
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -21,7 +21,7 @@ from fleetkeeper_engine.in_vllm.usage.accounts import CURRENT, Accounts
 from fleetkeeper_engine.in_vllm.usage.hooks import MODULE, hook, install
 from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.ledger import Entry, LedgerReader, LedgerWriter, Tokens
-from tests.support.middleware_calls import Call
+from tests.support.engine.middleware_calls import Call
 
 ADAPTER = SimpleNamespace(lora_name="adapter")
 

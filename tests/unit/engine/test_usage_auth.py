@@ -16,8 +16,8 @@ from fleetkeeper_engine.supervisor.control_api.usage_auth import UsageVerifier
 from fleetkeeper_engine.supervisor.control_files import ControlFiles
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
-from tests.support.grants import GrantKey, grants_text, write_grants
-from tests.support.signer import ISSUER, Signer
+from tests.support.engine.grants import GrantKey, grants_text, write_grants
+from tests.support.engine.signer import ISSUER, Signer
 
 POD = "pod-uid"
 NOW = 1_800_000_000.0

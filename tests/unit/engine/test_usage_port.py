@@ -18,7 +18,7 @@ from fleetkeeper_engine.supervisor.control_api.usage import UsagePort
 from fleetkeeper_engine.supervisor.control_api.usage_auth import UsageVerifier
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
-from tests.support.grants import GrantKey
+from tests.support.engine.grants import GrantKey
 
 POD = "pod-uid"
 DOCUMENT = {

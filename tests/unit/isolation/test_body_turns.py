@@ -12,7 +12,7 @@ from fleetkeeper_contract.bodies.outline import PART_BYTES
 from fleetkeeper_gateway.http.connections.bodies import Body, BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.request_fields import parse_fields
-from tests.support.middleware_calls import Call, StandInVllm, running_middleware
+from tests.support.engine.middleware_calls import Call, StandInVllm, running_middleware
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_collections")]
 

@@ -22,9 +22,9 @@ from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodVie
 from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
-from tests.support.contained import new_defects
-from tests.support.control_cases import NOW, sample
-from tests.support.engine_metrics import metrics_text, parse_sample
+from tests.support.autoscale.control_cases import NOW, sample
+from tests.support.autoscale.engine_metrics import metrics_text, parse_sample
+from tests.support.operators.contained import new_defects
 
 EDGES = Edges(0.5, 0.05)
 GUARD_S = 60.0

@@ -22,8 +22,8 @@ from fleetkeeper.cli import app
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.planner import decide_plan
-from tests.support.plan_cluster import settle, step
-from tests.support.plan_world import World, act, new_world, service, with_spec
+from tests.support.reconcile.plan_cluster import settle, step
+from tests.support.reconcile.plan_world import World, act, new_world, service, with_spec
 
 LOADS_CODE = (
     "NCCL_NET_PLUGIN",

@@ -24,7 +24,7 @@ from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.named import NAMED_S
 from fleetkeeper_kube.reading import stand_in
 from tests.support.lanes import examples
-from tests.support.plan_world import World, service
+from tests.support.reconcile.plan_world import World, service
 
 Live = dict[str, Any]
 CHAT = Key("a", "chat")

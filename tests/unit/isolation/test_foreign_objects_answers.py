@@ -32,8 +32,8 @@ from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper_kube.resource import Resource
-from tests.support.contained import new_defects
-from tests.support.control_cases import sample
+from tests.support.autoscale.control_cases import sample
+from tests.support.operators.contained import new_defects
 
 Live = dict[str, Any]
 CHAT = Key("a", "chat")

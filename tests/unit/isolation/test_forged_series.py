@@ -20,8 +20,8 @@ from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.settings import SettingsError, load_settings
-from tests.support.contained import new_defects
-from tests.support.control_cases import NOW, Loop, sample
+from tests.support.autoscale.control_cases import NOW, Loop, sample
+from tests.support.operators.contained import new_defects
 
 KEY = Key("team-a", "chat")
 SETTINGS = ControlSettings(min_replicas=1, max_replicas=6, scale_down_delay_s=60.0)

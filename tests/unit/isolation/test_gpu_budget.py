@@ -24,10 +24,10 @@ from fleetkeeper.common.budget import (
 from fleetkeeper.common.values import ReplicaAllocation
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_contract.tiers import Tier
-from tests.support.control_cases import Loop
+from tests.support.autoscale.control_cases import Loop
 from tests.support.lanes import examples
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import World, edited, new_world, plan_of, with_spec
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import World, edited, new_world, plan_of, with_spec
 
 
 @dataclass

@@ -21,8 +21,8 @@ from fleetkeeper.autoscale.signals.samples import (
 )
 from fleetkeeper.autoscale.signals.series_map import OPTIONAL, REQUIRED, sample_of
 from fleetkeeper.autoscale.types import ControlSettings
-from tests.support.control_cases import NOW, Loop, pod_view, reported_status, sample
-from tests.support.engine_metrics import metrics_series
+from tests.support.autoscale.control_cases import NOW, Loop, pod_view, reported_status, sample
+from tests.support.autoscale.engine_metrics import metrics_series
 
 BUSY = Gauges(
     waiting_standard=3.0, running=5.0, limit_sequences=32.0, limit_tokens=1024.0,

@@ -31,9 +31,9 @@ from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from tests.support.control_cases import Loop, sample
-from tests.support.engine_metrics import metrics_text
-from tests.support.loopback_api import served
+from tests.support.autoscale.control_cases import Loop, sample
+from tests.support.autoscale.engine_metrics import metrics_text
+from tests.support.plane.loopback_api import served
 
 CHAT = Key("team-a", "chat")
 SERVICE = {"metadata": {"name": "chat", "namespace": "team-a", "uid": "u1", "resourceVersion": "3"}}

@@ -11,7 +11,7 @@ from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, decide_load_br
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlSettings, Grade
-from tests.support.control_cases import NOW, Loop, sample
+from tests.support.autoscale.control_cases import NOW, Loop, sample
 
 SETTINGS = ControlSettings()
 OVERLOAD = Signals(

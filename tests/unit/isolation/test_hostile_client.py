@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 
 from fleetkeeper_engine.in_vllm.http.asgi import Receive, Scope, Send, answer
-from tests.support.hostile_requests import HostileRequest, hostile_request
-from tests.support.middleware_calls import Call, assert_nothing_left, running_middleware
+from tests.support.engine.hostile_requests import HostileRequest, hostile_request
+from tests.support.engine.middleware_calls import Call, assert_nothing_left, running_middleware
 
 REQUESTS = 3000
 AT_ONCE = 40

@@ -16,7 +16,7 @@ from fleetkeeper.runtime.reconciler.outcome import Outcome
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from tests.support.contained import new_defects
+from tests.support.operators.contained import new_defects
 
 FIRST, SECOND = Key("a", "chat"), Key("b", "chat")
 

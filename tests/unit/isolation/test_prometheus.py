@@ -24,8 +24,8 @@ from fleetkeeper.adapters.prometheus.client import answer_bytes
 from fleetkeeper.adapters.prometheus.queries import queries_for
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.autoscale.signals.series_map import OPTIONAL
-from tests.support.control_cases import NOW, sample
-from tests.support.engine_metrics import metrics_series
+from tests.support.autoscale.control_cases import NOW, sample
+from tests.support.autoscale.engine_metrics import metrics_series
 
 EDGES = Edges(0.5, 0.05)
 PODS = {("team-a", "chat-0"): EDGES, ("team-b", "code-0"): EDGES}

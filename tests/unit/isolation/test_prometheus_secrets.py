@@ -17,7 +17,7 @@ from aiohttp import web
 from fleetkeeper.adapters.prometheus import Prometheus, PrometheusError, PrometheusSettings
 from fleetkeeper.autoscale.signals.histogram_edges import Edges
 from fleetkeeper.runtime.settings import SettingsError, load_settings
-from tests.support.control_cases import NOW
+from tests.support.autoscale.control_cases import NOW
 
 CANARY = "canary/p:ss word+1"
 QUOTED = "canary%2Fp%3Ass%20word%2B1"

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from fleetkeeper.runtime.releases import NamespacesTaken, refuse_taken
 from fleetkeeper_kube.errors import ApiError
-from tests.support.loopback_api import served
+from tests.support.plane.loopback_api import served
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 MINE, OTHER = "ops/fleetkeeper", "elsewhere/keeper"

@@ -13,7 +13,7 @@ from fleetkeeper_contract.bodies.outline import PART_BYTES
 from fleetkeeper_contract.bodies.refused import MAX_DEPTH, MAX_VALUES
 from fleetkeeper_engine.in_vllm.http.bodies import BodyLimits
 from fleetkeeper_engine.in_vllm.http.request_shape import MAX_MESSAGES
-from tests.support.middleware_calls import (
+from tests.support.engine.middleware_calls import (
     Call,
     StandInVllm,
     assert_nothing_left,

@@ -24,8 +24,8 @@ from fleetkeeper_engine.in_vllm.http.request_shape import (
 )
 from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import SupervisorBlock
+from tests.support.engine.middleware_calls import Call, StandInVllm, running_middleware
 from tests.support.lanes import examples
-from tests.support.middleware_calls import Call, StandInVllm, running_middleware
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 

@@ -19,8 +19,8 @@ from fleetkeeper.runtime.autoscaler.fleet_events import GATHER_S, FleetEvents
 from fleetkeeper.runtime.autoscaler.readings import Readings, Target
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.reconciler.control_view import NoControl
-from tests.support.isolation_world import NAMESPACE, Operator
-from tests.support.loop_world import send_requests
+from tests.support.autoscale.loop_world import send_requests
+from tests.support.operators.isolation_world import NAMESPACE, Operator
 
 
 class Restartable(Operator):

@@ -12,8 +12,8 @@ from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.types import Kind
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import act, new_world, plan_of, service, with_spec
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import act, new_world, plan_of, service, with_spec
 
 
 def _router_budgets(routing: dict[str, object]) -> list[Manifest]:

@@ -12,7 +12,7 @@ from fleetkeeper.reconcile.context import KUBE_DNS, default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper_local.node.addons import desired_dns
 from tests.support.docs_commands import ROOT
-from tests.support.random_specs import random_services
+from tests.support.reconcile.random_specs import random_services
 
 # -- what engines may call ---------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from fleetkeeper.reconcile.types import Defect, Snapshot
 from fleetkeeper.runtime.defects import KEPT_S
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from tests.support.contained import counted, new_defects
-from tests.support.isolation_world import NAMESPACE, Fault, Operator
+from tests.support.operators.contained import counted, new_defects
+from tests.support.operators.isolation_world import NAMESPACE, Fault, Operator
 
 STEPS = {
     "state.cache.Cache.put_service": {"service_event", "resync"},

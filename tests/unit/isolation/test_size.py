@@ -24,7 +24,7 @@ from fleetkeeper_kube.bounds import ANSWER_BYTES, FIRST_PAGE, decoded_event, nex
 from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.errors import BrokenAnswer, NotTaken
 from fleetkeeper_kube.reading import UNREAD
-from tests.support.loopback_api import served
+from tests.support.plane.loopback_api import served
 
 CONFIG_MAP = CHILDREN[Kind.CONFIG_MAP]
 Live = dict[str, Any]

@@ -31,9 +31,9 @@ from fleetkeeper.fleet.source import Fleet, FleetSource, load_api
 from fleetkeeper.fleet.view import views_of
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from tests.support.contained import counted, new_defects
-from tests.support.control_cases import NOW, sample
-from tests.support.support_cluster import Answer, Recorded, recorded_cluster
+from tests.support.autoscale.control_cases import NOW, sample
+from tests.support.operators.contained import counted, new_defects
+from tests.support.plane.support_cluster import Answer, Recorded, recorded_cluster
 from tests.unit.isolation.test_direct_reads import ports, target
 
 NAMES = ("bad", "good", "well")

@@ -16,8 +16,8 @@ from fleetkeeper.autoscale.types import ControlSettings, Grade
 from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import is_lost
 from fleetkeeper.runtime.queue import Key
-from tests.support.control_cases import Loop, pod_view, sample
-from tests.support.loopback_api import served
+from tests.support.autoscale.control_cases import Loop, pod_view, sample
+from tests.support.plane.loopback_api import served
 
 TRUE = 1_700_000_000.0
 HOUR_S = 3600.0

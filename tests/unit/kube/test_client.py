@@ -12,7 +12,7 @@ from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.credentials import Credentials
 from fleetkeeper_kube.errors import ApiError, BrokenAnswer
 from fleetkeeper_kube.resource import Resource
-from tests.support.loopback_api import served
+from tests.support.plane.loopback_api import served
 
 THING = Resource("Thing", "things", "v1", "example.com")
 

@@ -16,8 +16,8 @@ from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_kube.reading import Place, Unreadable, place_of
 from fleetkeeper_kube.reflector import TRIES_BEFORE_LIST, Reflector
 from fleetkeeper_kube.resource import Resource
-from tests.support.api_proxy import failure
-from tests.support.list_watch_server import ListWatchServer, serving, thing
+from tests.support.plane.api_proxy import failure
+from tests.support.plane.list_watch_server import ListWatchServer, serving, thing
 
 PATIENCE_S = 60.0
 THING = Resource("Thing", "things", "v1")

@@ -31,7 +31,7 @@ from fleetkeeper_local.node import addons, cleanup, flags, hostnet, preflight
 from fleetkeeper_local.node.node import Node
 from fleetkeeper_local.node.settings import NodeSettings
 from tests.support.lanes import share_of_ports
-from tests.support.node_world import mounts_outside
+from tests.support.node.node_world import mounts_outside
 
 
 def test_a_certificate_names_its_user_groups_and_hosts_and_is_kept(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from fleetkeeper.reconcile.plan import Apply, Delete
 from fleetkeeper.reconcile.types import Child, Kind, WriteFailure, WriteProblem
-from tests.support.plan_cluster import settle, settled_with_vllm_router
-from tests.support.plan_world import (
+from tests.support.reconcile.plan_cluster import settle, settled_with_vllm_router
+from tests.support.reconcile.plan_world import (
     World,
     act,
     edited,

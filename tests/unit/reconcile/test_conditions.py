@@ -26,8 +26,8 @@ from fleetkeeper.reconcile.types import (
     Pod,
     Termination,
 )
-from tests.support.plan_cluster import live, settle
-from tests.support.plan_world import (
+from tests.support.reconcile.plan_cluster import live, settle
+from tests.support.reconcile.plan_world import (
     World,
     act,
     edited,
@@ -36,7 +36,7 @@ from tests.support.plan_world import (
     service,
     with_spec,
 )
-from tests.support.status_cases import (
+from tests.support.reconcile.status_cases import (
     ENGINE,
     REACHED,
     RESTING,

@@ -9,7 +9,7 @@ import pytest
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper.reconcile.digest import digest_of, template_hash_of
-from tests.support.golden_services import CASES
+from tests.support.reconcile.golden_services import CASES
 
 
 def _deployment() -> dict[str, Any]:

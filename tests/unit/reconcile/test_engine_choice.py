@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.reconcile.planner import decide_plan
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import World, new_world, plan_of, with_spec
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import World, new_world, plan_of, with_spec
 
 
 def newer(world: World, *, keep_old: bool = True) -> World:

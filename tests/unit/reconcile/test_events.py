@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.support.plan_cluster import live, step
-from tests.support.plan_world import (
+from tests.support.reconcile.plan_cluster import live, step
+from tests.support.reconcile.plan_world import (
     Behaviour,
     World,
     act,
@@ -14,7 +14,7 @@ from tests.support.plan_world import (
     plan_of,
     with_spec,
 )
-from tests.support.status_cases import (
+from tests.support.reconcile.status_cases import (
     ENGINE,
     RESTING,
     ROUTED,

@@ -26,8 +26,8 @@ from fleetkeeper_contract.extra_arguments import MAX_LENGTH, argument_errors
 from fleetkeeper_contract.vllm_options import RESERVED, Setter
 from fleetkeeper_engine.spec import EngineDocument, parse_document
 from fleetkeeper_engine.supervisor.launch.argv import desired_argv
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import new_world, service
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import new_world, service
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,9 +11,16 @@ from lupa import lua51
 
 from fleetkeeper.api.conditions import Reason
 from tests.support.docs_commands import ROOT
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import World, new_world, with_spec
-from tests.support.status_cases import REACHED, RECOVERS, RESTING, ROUTED, SUSPENDED, next_resource
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import World, new_world, with_spec
+from tests.support.reconcile.status_cases import (
+    REACHED,
+    RECOVERS,
+    RESTING,
+    ROUTED,
+    SUSPENDED,
+    next_resource,
+)
 
 KEY = "resource.customizations.health.fleetkeeper.io_InferenceService"
 

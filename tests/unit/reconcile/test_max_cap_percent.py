@@ -24,8 +24,8 @@ from fleetkeeper.runtime.autoscaler.inputs import read_settings
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.launch.argv import desired_argv, desired_vllm_settings
 from fleetkeeper_engine.supervisor.launch.memory_plan import CpuNeeds, plan_cpu, plan_device
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import new_world, service
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import new_world, service
 from tests.unit.engine.test_argv import LAUNCH
 
 GIB = 1024**3

@@ -27,10 +27,10 @@ from fleetkeeper.api.profiles.profile import EngineProfile, ProfileCatalog
 from fleetkeeper.common.budget import accelerators_of
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
-from tests.support.golden_services import CASES
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import new_world, service
-from tests.support.pod_templates import PROFILE, RDMA_AND_LOGS
+from tests.support.reconcile.golden_services import CASES
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import new_world, service
+from tests.support.reconcile.pod_templates import PROFILE, RDMA_AND_LOGS
 
 NAME = str(PROFILE["name"])
 

@@ -19,8 +19,8 @@ from fleetkeeper.reconcile.types import (
     Pod,
     Termination,
 )
-from tests.support.plan_cluster import live, settle
-from tests.support.plan_world import (
+from tests.support.reconcile.plan_cluster import live, settle
+from tests.support.reconcile.plan_world import (
     Behaviour,
     World,
     act,

@@ -23,7 +23,7 @@ from fleetkeeper.reconcile.observe.pod_problems import (
 )
 from fleetkeeper.reconcile.observe.problem import say
 from fleetkeeper.reconcile.types import Container, ObjectEvent, Pod, SecretUse, Termination
-from tests.support.status_cases import NO_ACCOUNT
+from tests.support.reconcile.status_cases import NO_ACCOUNT
 
 CONTRACT = Path(__file__).parents[3] / "engine_image" / "schemas" / "exit-codes.json"
 CREATED = 1_000.0

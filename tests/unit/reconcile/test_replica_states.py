@@ -13,10 +13,10 @@ from fleetkeeper.common.values import ControlReport, ReplicaAllocation, StartPro
 from fleetkeeper.reconcile.planner import decide_plan
 from fleetkeeper.reconcile.types import Container, Pod, Termination
 from fleetkeeper_contract import rfc3339
-from tests.support import plan_cluster
-from tests.support.plan_cluster import live, settle
-from tests.support.plan_world import World, act, new_world, plan_of, with_spec
-from tests.support.status_cases import RESTING, ended, with_pod
+from tests.support.reconcile import plan_cluster
+from tests.support.reconcile.plan_cluster import live, settle
+from tests.support.reconcile.plan_world import World, act, new_world, plan_of, with_spec
+from tests.support.reconcile.status_cases import RESTING, ended, with_pod
 
 START_S = 120.0
 LARGE = 100

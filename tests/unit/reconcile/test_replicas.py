@@ -11,8 +11,8 @@ from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.plan import Apply, MarkPod
 from fleetkeeper.reconcile.replicas import decide_marks
 from fleetkeeper.reconcile.types import Kind, Pod
-from tests.support.plan_cluster import live, settle
-from tests.support.plan_world import World, edited, new_world, plan_of, with_spec
+from tests.support.reconcile.plan_cluster import live, settle
+from tests.support.reconcile.plan_world import World, edited, new_world, plan_of, with_spec
 
 ENGINE = (Kind.DEPLOYMENT, "chat")
 BOUNDS = {"minReplicas": 2, "maxReplicas": 5}

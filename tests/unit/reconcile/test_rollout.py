@@ -12,8 +12,8 @@ from fleetkeeper.reconcile.observe.problem import Problem
 from fleetkeeper.reconcile.plan import Apply
 from fleetkeeper.reconcile.rollout import PATIENCE, decide_verdict
 from fleetkeeper.reconcile.types import Kind
-from tests.support.plan_cluster import live, settle, step
-from tests.support.plan_world import Behaviour, World, act, new_world, plan_of, with_spec
+from tests.support.reconcile.plan_cluster import live, settle, step
+from tests.support.reconcile.plan_world import Behaviour, World, act, new_world, plan_of, with_spec
 
 OTHER = {"source": "pvc://models/other"}
 BAD = [

@@ -10,8 +10,8 @@ import pytest
 from fleetkeeper.api.types import Rollout
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 from fleetkeeper.reconcile.types import Kind
-from tests.support.plan_cluster import live, settle
-from tests.support.plan_world import Behaviour, World, new_world, plan_of, with_spec
+from tests.support.reconcile.plan_cluster import live, settle
+from tests.support.reconcile.plan_world import Behaviour, World, new_world, plan_of, with_spec
 
 OTHER = {"source": "pvc://models/other"}
 

@@ -9,13 +9,13 @@ import pytest
 
 from fleetkeeper.reconcile.plan import Apply
 from fleetkeeper.reconcile.types import Kind, Pod, Workload
-from tests.support.plan_cluster import (
+from tests.support.reconcile.plan_cluster import (
     VLLM_ROUTER_IMAGE,
     settle,
     settled_with_vllm_router,
     step,
 )
-from tests.support.plan_world import World, act, edited, new_world, plan_of, with_spec
+from tests.support.reconcile.plan_world import World, act, edited, new_world, plan_of, with_spec
 
 ROUTER = (Kind.DEPLOYMENT, "chat-fk-router")
 RESTING = settle(new_world())

@@ -27,9 +27,9 @@ from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_engine.simulation import Simulation as EngineSimulation
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_steps.hardware import known_hardware
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import new_world, plan_of, service, with_spec
-from tests.support.random_specs import random_services
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import new_world, plan_of, service, with_spec
+from tests.support.reconcile.random_specs import random_services
 
 CONTEXT = replace(default_context(), catalog=simulated_catalog(), model_hub_rule=MODEL_HUB)
 PROFILE = CONTEXT.catalog.resolve("simulated")

@@ -21,14 +21,14 @@ from fleetkeeper.reconcile.types import (
     Container,
     Snapshot,
 )
-from tests.support.plan_cluster import live, settle
-from tests.support.plan_world import (
+from tests.support.reconcile.plan_cluster import live, settle
+from tests.support.reconcile.plan_world import (
     START,
     World,
     new_world,
     plan_of,
 )
-from tests.support.status_cases import (
+from tests.support.reconcile.status_cases import (
     REACHED,
     RESTING,
     ROUTED,

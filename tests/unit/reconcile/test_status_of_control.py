@@ -28,13 +28,13 @@ from fleetkeeper.reconcile.types import (
     Container,
     Termination,
 )
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import (
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import (
     START,
     plan_of,
     with_spec,
 )
-from tests.support.status_cases import (
+from tests.support.reconcile.status_cases import (
     RESTING,
     condition_of,
 )

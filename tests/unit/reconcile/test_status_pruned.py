@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fleetkeeper.reconcile.status.pruning import without_fields
-from tests.support.plan_world import World, act, plan_of
-from tests.support.status_cases import RESTING
+from tests.support.reconcile.plan_world import World, act, plan_of
+from tests.support.reconcile.status_cases import RESTING
 
 MISSING = (
     "status.availableReplicas",

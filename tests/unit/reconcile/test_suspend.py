@@ -17,8 +17,8 @@ from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.plan import Apply
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.runtime.autoscaler.inputs import read_settings
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import World, act, new_world, plan_of, service, with_spec
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import World, act, new_world, plan_of, service, with_spec
 
 ENGINE = (Kind.DEPLOYMENT, "chat")
 THREE = ReplicaAllocation(3, "QueueWaitAboveTarget", "three")

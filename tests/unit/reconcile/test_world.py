@@ -15,8 +15,8 @@ from fleetkeeper.common.values import Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.plan import Apply, Delete, Plan
 from fleetkeeper.reconcile.types import Kind
 from tests.support.lanes import examples, keep_first
-from tests.support.plan_cluster import live, settle, step
-from tests.support.plan_world import (
+from tests.support.reconcile.plan_cluster import live, settle, step
+from tests.support.reconcile.plan_world import (
     Behaviour,
     World,
     act,
@@ -27,7 +27,7 @@ from tests.support.plan_world import (
     with_spec,
     without_child,
 )
-from tests.support.random_specs import random_spec
+from tests.support.reconcile.random_specs import random_spec
 
 ENGINE = (Kind.DEPLOYMENT, "chat")
 MODELS = ("pvc://models/llama", "pvc://models/mistral", "pvc://models/qwen")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tests.support.chart.shipped_queries import alerts, exported, named, used_labels
 from tests.support.docs_commands import ROOT
-from tests.support.shipped_queries import alerts, exported, named, used_labels
 
 PAGE = ROOT / "docs" / "alerts.md"
 ALERTS = alerts()

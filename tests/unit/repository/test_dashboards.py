@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tests.support.chart.shipped_queries import dashboards, exported, named, panels, used_labels
 from tests.support.docs_commands import ROOT
-from tests.support.shipped_queries import dashboards, exported, named, panels, used_labels
 
 DASHBOARDS = dashboards()
 PANELS = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in panels(dashboard)]

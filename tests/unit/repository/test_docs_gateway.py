@@ -11,8 +11,8 @@ from fleetkeeper_contract import batch_metrics
 from fleetkeeper_gateway.http.paths import INFERENCE
 from fleetkeeper_gateway.http.settings import ServeSettings
 from reference_gateway import ENV_PREFIX, generated_files, metrics, settings, settings_classes
+from tests.support.chart.shipped_queries import exported
 from tests.support.docs_commands import ROOT
-from tests.support.shipped_queries import exported
 
 PAGE = ROOT / "docs/gateway.md"
 PACKAGE = ROOT / "gateway/fleetkeeper_gateway"

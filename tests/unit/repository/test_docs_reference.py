@@ -30,9 +30,9 @@ from reference_metrics import (
 from reference_metrics import generated_files as metric_pages
 from reference_pages import generated_files as program_pages
 from reference_pages import settings_rows
-from tests.support.control_cases import Loop
+from tests.support.autoscale.control_cases import Loop
+from tests.support.autoscale.exporters import SPEC, STATUS
 from tests.support.docs_commands import ROOT
-from tests.support.exporters import SPEC, STATUS
 
 PAGES = {**program_pages(), **metric_pages()}
 RUNBOOKS = ROOT / "docs" / "runbooks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.support.random_specs import random_spec
+from tests.support.reconcile.random_specs import random_spec
 
 
 def spoil(value: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.record_decisions import record_plans, record_ticks, scenarios
+from tests.support.autoscale.record_decisions import record_plans, record_ticks, scenarios
 
 
 @pytest.mark.exhaustive

@@ -17,7 +17,7 @@ from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper_kube.errors import ApiError
-from tests.support.contained import new_defects
+from tests.support.operators.contained import new_defects
 
 CHAT, LEASE = Key("a", "chat"), Key("fleet", "fleetkeeper")
 LIVE: dict[str, Any] = {

@@ -18,7 +18,7 @@ from fleetkeeper.runtime.queue import (
     KeyedQueue,
     Urgency,
 )
-from tests.support.queue_steps import handed_out
+from tests.support.operators.queue_steps import handed_out
 
 A, B, C = (Key("ns", name) for name in "abc")
 

@@ -13,8 +13,8 @@ from fleetkeeper.simulate.engine import Engine, EngineSpec
 from fleetkeeper.simulate.requests import Request
 from fleetkeeper_contract.step_terms import StepSums
 from fleetkeeper_steps.costs import StepCosts
+from tests.support.autoscale.naive_engine import NaiveEngine, Step
 from tests.support.lanes import examples
-from tests.support.naive_engine import NaiveEngine, Step
 
 COSTS = StepCosts(0.003, 0.004, 2e-5, 5e-6, 4e-7, 1e-9, 1e-4)
 

@@ -26,7 +26,7 @@ from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Scenario, run
 from fleetkeeper.simulate.cluster import ColdStart
 from fleetkeeper.simulate.loads.arrivals import Mix, poisson
 from fleetkeeper_kube.reading import Place
-from tests.support.loop_world import START, World, send_requests
+from tests.support.autoscale.loop_world import START, World, send_requests
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 import uvloop
 
-from tests.support.batch_api import ApiWorld
+from tests.support.batch.batch_api import ApiWorld
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -23,7 +23,7 @@ from fleetkeeper_gateway.batch.model import (
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import BrokenObject
 from fleetkeeper_gateway.http.errors import Refusal
-from tests.support.batch_api import CHAT, ApiWorld, form, jsonl, line, until, upload_head
+from tests.support.batch.batch_api import CHAT, ApiWorld, form, jsonl, line, until, upload_head
 
 DATA = jsonl([line(1)])
 LARGE = 50_000 * 64

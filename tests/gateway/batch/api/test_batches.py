@@ -21,7 +21,7 @@ from fleetkeeper_gateway.batch.model import (
     Validated,
 )
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from tests.support.batch_api import CHAT, ApiWorld, jsonl, line
+from tests.support.batch.batch_api import CHAT, ApiWorld, jsonl, line
 
 DATA = jsonl([line(1)])
 EXPIRY = "output_expires_after"

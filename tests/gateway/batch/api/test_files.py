@@ -12,7 +12,7 @@ import pytest
 
 from fleetkeeper_gateway.batch.api.files import DOWNLOAD_BYTES, MEMORY_BYTES
 from fleetkeeper_gateway.batch.model import FileRecord
-from tests.support.batch_api import (
+from tests.support.batch.batch_api import (
     CHAT,
     GUARD_S,
     ApiWorld,

@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 
-from tests.support.batch_api import CHAT, ApiWorld, jsonl, line
+from tests.support.batch.batch_api import CHAT, ApiWorld, jsonl, line
 
 DATA = jsonl([line(1)])
 SECRET = "the-secret-question"

@@ -26,8 +26,8 @@ from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import create_storage
 from fleetkeeper_gateway.batch.storage.batches import BATCH, END
 from fleetkeeper_gateway.batch.storage.files import FILE
-from tests.support.batch_api import CHAT, ApiWorld, RawClient
-from tests.support.longest_turn import LONGEST, longest_turn
+from tests.support.batch.batch_api import CHAT, ApiWorld, RawClient
+from tests.support.batch.longest_turn import LONGEST, longest_turn
 
 FILES: Final = 10_000
 """The default quota of files of a key, and the most of one list."""

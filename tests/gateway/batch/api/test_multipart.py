@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper_gateway.batch.api.upload import MAX_PARTS, UploadedFile
 from fleetkeeper_gateway.http.errors import Refusal
-from tests.support.batch_api import BOUNDARY, form
+from tests.support.batch.batch_api import BOUNDARY, form
 
 CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 PURPOSE = ("purpose", None, b"batch")

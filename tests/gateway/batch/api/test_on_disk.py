@@ -13,7 +13,7 @@ import pytest
 from fleetkeeper_gateway.batch.model import Counts, Final, LineRef, Result, Status, Validated
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.batch.storage import Storage, create_storage
-from tests.support.batch_api import CHAT, ApiWorld, form, jsonl, line, until, upload_head
+from tests.support.batch.batch_api import CHAT, ApiWorld, form, jsonl, line, until, upload_head
 
 DATA = jsonl([line(number) for number in range(20_000)])
 PURPOSE = ("purpose", None, b"batch")

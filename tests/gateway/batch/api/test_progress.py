@@ -18,8 +18,8 @@ from fleetkeeper_gateway.batch.model import (
     Status,
     Validated,
 )
-from tests.support.batch_api import CHAT, ApiWorld, jsonl, line
-from tests.support.batch_memory import MemoryBatches, MemoryObjects
+from tests.support.batch.batch_api import CHAT, ApiWorld, jsonl, line
+from tests.support.batch.batch_memory import MemoryBatches, MemoryObjects
 
 FOUND = Validated(10, "m", 1, 1000)
 

@@ -11,7 +11,16 @@ import pytest
 from fleetkeeper_gateway.batch.api.key_state import MAX_DOWNLOADS, MAX_UPLOADS
 from fleetkeeper_gateway.batch.model import FileRecord
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from tests.support.batch_api import CHAT, GUARD_S, ApiWorld, form, jsonl, line, until, upload_head
+from tests.support.batch.batch_api import (
+    CHAT,
+    GUARD_S,
+    ApiWorld,
+    form,
+    jsonl,
+    line,
+    until,
+    upload_head,
+)
 
 DATA = jsonl([line(1)])
 BODY = form(("purpose", None, b"batch"), ("file", "a", DATA))

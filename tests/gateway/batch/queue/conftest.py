@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.batch.queue.world import World
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.services.redis_server import RedisServer, redis_server
 
 
 @pytest.fixture

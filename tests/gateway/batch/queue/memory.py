@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleetkeeper_gateway.batch.interfaces import Held
 from fleetkeeper_gateway.batch.queue import RedisQueue
 from tests.gateway.batch.queue.world import KEY, World
-from tests.support.redis_server import RedisServer
+from tests.support.services.redis_server import RedisServer
 
 MOST_BYTES = 200
 

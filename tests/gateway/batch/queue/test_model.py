@@ -25,7 +25,7 @@ from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue
 from tests.gateway.batch.queue.world import World, batch_of
 from tests.support.lanes import examples
-from tests.support.redis_server import RedisServer, redis_server
+from tests.support.services.redis_server import RedisServer, redis_server
 
 T = TypeVar("T")
 NAMES = ("one", "two")

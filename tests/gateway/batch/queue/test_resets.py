@@ -12,7 +12,11 @@ from fleetkeeper_gateway.batch.interfaces import QueueDown
 from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue
 from tests.gateway.batch.queue.world import KEY, MODEL, World, chunks, metric, until, up
-from tests.support.batch_process import append_only_files, copy_append_only, restore_append_only
+from tests.support.batch.batch_process import (
+    append_only_files,
+    copy_append_only,
+    restore_append_only,
+)
 from tests.support.lanes import keep_first
 
 # Chunks of processes that ended or stood still.

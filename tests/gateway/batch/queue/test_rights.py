@@ -9,7 +9,7 @@ import pytest
 from fleetkeeper_gateway.batch.interfaces import QueueDown
 from tests.gateway.batch.queue.world import KEY, World, metric, until, up
 from tests.support.docs_commands import ROOT
-from tests.support.redis_server import RedisServer
+from tests.support.services.redis_server import RedisServer
 
 PAGES = (ROOT / "docs" / "gateway-install.md", ROOT / "docs" / "gateway-limits.md")
 LIMITS = "~fleetkeeper:limits:* +@connection +@scripting +@read +@write +time -@dangerous"

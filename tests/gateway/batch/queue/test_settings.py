@@ -11,7 +11,7 @@ from fleetkeeper_gateway.batch.queue import create_queue
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.limits import LimitSettings
 from tests.gateway.batch.queue.world import KEY, World, up
-from tests.support.redis_server import redis_server
+from tests.support.services.redis_server import redis_server
 
 
 def created(batch_url: str, limits_url: str) -> None:

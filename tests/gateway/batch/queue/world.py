@@ -16,7 +16,7 @@ from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue, Timing, create_queue
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.limits import LimitSettings
-from tests.support.redis_server import RedisServer
+from tests.support.services.redis_server import RedisServer
 
 PREFIX = "fleetkeeper:batch2:"
 GUARD_S = 120.0

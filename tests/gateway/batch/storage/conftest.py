@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleetkeeper_gateway.batch.storage import Storage, create_storage
-from tests.support.batch_storage import Clock, settings
-from tests.support.bucket_server import BUCKET, PREFIX, BucketServer
+from tests.support.batch.batch_storage import Clock, settings
+from tests.support.services.bucket_server import BUCKET, PREFIX, BucketServer
 
 STORES = ("directory", "s3", "google")
 

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from fleetkeeper_gateway.batch.interfaces import Object, StorageError
 from fleetkeeper_gateway.batch.model import Result
 from fleetkeeper_gateway.batch.storage import paths
-from tests.support.batch_storage import KEY, batch_id
+from tests.support.batch.batch_storage import KEY, batch_id
 
 PATH: Final = partial(paths.log_part, KEY, batch_id(1), 0)
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from fleetkeeper_gateway.batch.interfaces import ObjectMissing
 from fleetkeeper_gateway.batch.model import LineRef, Mistake, Status
 from fleetkeeper_gateway.batch.storage import BrokenObject, Storage
-from tests.support.batch_storage import (
+from tests.support.batch.batch_storage import (
     KEY,
     NOW,
     OTHER_KEY,

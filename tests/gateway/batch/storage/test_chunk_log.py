@@ -13,7 +13,7 @@ from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.model import MAX_PART_BYTES, Attempt, Result, Trouble
 from fleetkeeper_gateway.batch.storage import BrokenObject, Storage, chunk_log
 from fleetkeeper_gateway.batch.storage.chunk_log import ChunkLog
-from tests.support.batch_storage import KEY, a_batch, batch_id, parts_of, paths_in, results
+from tests.support.batch.batch_storage import KEY, a_batch, batch_id, parts_of, paths_in, results
 
 MIB = 1024 * 1024
 LINES = range(4, 10)

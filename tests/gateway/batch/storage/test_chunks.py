@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper_gateway.batch.model import MAX_CHUNK_BYTES, MAX_CHUNK_LINES, LineRef
 from fleetkeeper_gateway.batch.storage import chunks
-from tests.support.batch_storage import lines
+from tests.support.batch.batch_storage import lines
 
 MIB = 1024 * 1024
 

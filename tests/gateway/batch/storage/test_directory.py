@@ -17,8 +17,8 @@ import pytest
 from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage
 from fleetkeeper_gateway.batch.storage.local import THREADS, LocalObjects
-from tests.support.batch_api import until
-from tests.support.batch_storage import files_in, parts_of, paths_in, settings
+from tests.support.batch.batch_api import until
+from tests.support.batch.batch_storage import files_in, parts_of, paths_in, settings
 
 GUARD_S = 120.0
 MIB = 1024 * 1024
@@ -192,7 +192,7 @@ async def test_a_directory_that_is_gone_is_not_made_again(local: Storage, direct
 _WRITER = """
 import asyncio, sys
 from fleetkeeper_gateway.batch.storage import create_storage
-from tests.support.batch_storage import parts_of, settings
+from tests.support.batch.batch_storage import parts_of, settings
 
 async def write() -> None:
     storage = create_storage(settings(sys.argv[1]))
@@ -275,7 +275,7 @@ async def test_a_full_disk_fails_the_write_and_keeps_the_rest(small_disk: Path) 
 _RACER = """
 import asyncio, sys
 from fleetkeeper_gateway.batch.storage import create_storage
-from tests.support.batch_storage import settings
+from tests.support.batch.batch_storage import settings
 
 async def race() -> None:
     storage = create_storage(settings(sys.argv[1], batch_store_shared=True))

@@ -13,7 +13,7 @@ from fleetkeeper_gateway.batch.model import Usage
 from fleetkeeper_gateway.batch.storage import BrokenObject, Storage, files
 from fleetkeeper_gateway.batch.storage.files import FILE, StoredFiles
 from fleetkeeper_gateway.batch.storage.records import Records
-from tests.support.batch_storage import (
+from tests.support.batch.batch_storage import (
     DAY,
     KEY,
     NOW,

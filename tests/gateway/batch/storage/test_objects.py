@@ -9,7 +9,7 @@ import pytest
 
 from fleetkeeper_gateway.batch.interfaces import ObjectMissing, StorageError
 from fleetkeeper_gateway.batch.storage import Storage
-from tests.support.batch_storage import parts_of, paths_in
+from tests.support.batch.batch_storage import parts_of, paths_in
 
 MIB = 1024 * 1024
 

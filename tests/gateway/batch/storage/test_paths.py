@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper_gateway.batch.storage import Storage, paths
-from tests.support.batch_storage import KEY, a_batch, a_file, batch_id, file_id, files_in, parts_of
+from tests.support.batch.batch_storage import (
+    KEY,
+    a_batch,
+    a_file,
+    batch_id,
+    file_id,
+    files_in,
+    parts_of,
+)
 
 TRICKS = (
     "",

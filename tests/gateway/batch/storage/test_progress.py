@@ -12,7 +12,7 @@ from fleetkeeper_gateway.batch.model import Attempt, BatchRecord, Counts, Progre
 from fleetkeeper_gateway.batch.storage import Storage
 from fleetkeeper_gateway.batch.storage import records as records_module
 from fleetkeeper_gateway.batch.storage.part import HEAD_BYTES
-from tests.support.batch_storage import (
+from tests.support.batch.batch_storage import (
     KEY,
     a_batch,
     a_final,

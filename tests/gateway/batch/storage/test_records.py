@@ -11,8 +11,8 @@ from fleetkeeper_gateway.batch.model import Mistake
 from fleetkeeper_gateway.batch.storage import paths
 from fleetkeeper_gateway.batch.storage.batches import StoredBatches
 from fleetkeeper_gateway.batch.storage.records import KEPT_BYTES, Records
-from tests.support.batch_memory import MemoryObjects
-from tests.support.batch_storage import a_batch, a_validated
+from tests.support.batch.batch_memory import MemoryObjects
+from tests.support.batch.batch_storage import a_batch, a_validated
 
 MIB = 1024 * 1024
 

@@ -11,8 +11,8 @@ from fleetkeeper_gateway.batch.interfaces import StorageError
 from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_storage
 from fleetkeeper_gateway.batch.storage.remote import RemoteObjects
 from fleetkeeper_gateway.batch.storage.stores import CREATED_AT_ONCE
-from tests.support.batch_storage import parts_of, settings
-from tests.support.bucket_server import BUCKET, PREFIX, BucketServer, Fault
+from tests.support.batch.batch_storage import parts_of, settings
+from tests.support.services.bucket_server import BUCKET, PREFIX, BucketServer, Fault
 
 MIB = 1024 * 1024
 GUARD_S = 120.0

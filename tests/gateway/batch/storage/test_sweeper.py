@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.storage import Storage, paths
 from fleetkeeper_gateway.batch.storage.sweeper import Swept
-from tests.support.batch_storage import (
+from tests.support.batch.batch_storage import (
     DAY,
     KEY,
     NOW,
@@ -30,7 +30,7 @@ from tests.support.batch_storage import (
     put_file,
     results,
 )
-from tests.support.bucket_server import BucketServer, Fault
+from tests.support.services.bucket_server import BucketServer, Fault
 
 HOUR = 3600
 RETENTION = 30 * DAY

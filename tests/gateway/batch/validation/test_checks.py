@@ -20,8 +20,8 @@ from fleetkeeper_gateway.batch.validation.findings import (
 from fleetkeeper_gateway.batch.validation.lines import read_lines
 from fleetkeeper_gateway.batch.validation.worker import check_file
 from fleetkeeper_gateway.http.request_fields import parse_fields
-from tests.support.batch_api import CHAT, jsonl, line
-from tests.support.batch_reference import reference
+from tests.support.batch.batch_api import CHAT, jsonl, line
+from tests.support.batch.batch_reference import reference
 
 MAX_LINES, MAX_LINE_BYTES = 12, 400
 

@@ -19,8 +19,15 @@ from fleetkeeper_gateway.batch.lifecycle.finalize import Finalizer
 from fleetkeeper_gateway.batch.model import BatchRecord, Counts, FileRecord, Final, Result, Status
 from fleetkeeper_gateway.batch.storage import Storage, create_storage
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
-from tests.support.batch_storage import KEY, OTHER_KEY, a_batch, a_validated, parts_of, settings
-from tests.support.batch_storage import lines as blank_lines
+from tests.support.batch.batch_storage import (
+    KEY,
+    OTHER_KEY,
+    a_batch,
+    a_validated,
+    parts_of,
+    settings,
+)
+from tests.support.batch.batch_storage import lines as blank_lines
 
 LINES = 600
 MIB = 1024 * 1024

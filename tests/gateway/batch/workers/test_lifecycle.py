@@ -24,7 +24,7 @@ from tests.gateway.batch.workers.lifecycle_world import (
     batch_record,
     leading,
 )
-from tests.support.batch_storage import a_batch, a_validated, lines, parts_of, settings
+from tests.support.batch.batch_storage import a_batch, a_validated, lines, parts_of, settings
 
 ROUND = {"active", "queue.emptied", "queue.leads"}
 """Calls of a process that leads, and has no batch."""

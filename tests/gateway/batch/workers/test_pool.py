@@ -21,7 +21,7 @@ from fleetkeeper_gateway.batch.metrics import OfAllProcesses
 from fleetkeeper_gateway.batch.model import Attempt, BatchRecord, Result, Trouble
 from fleetkeeper_gateway.batch.processes import pool as module
 from fleetkeeper_gateway.batch.processes.pool import Pool, Slot
-from tests.support import worker_children as children
+from tests.support.batch import worker_children as children
 
 GUARD_S = 90.0
 
@@ -249,7 +249,7 @@ async def test_what_is_loaded_before_a_fork_starts_no_thread() -> None:
 
 async def test_processes_end_with_their_parent() -> None:
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.support.worker_children", stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.support.batch.worker_children", stdout=asyncio.subprocess.PIPE
     )
     try:
         assert parent.stdout is not None

@@ -22,8 +22,8 @@ from fleetkeeper_engine.simulated.core import (
 )
 from fleetkeeper_steps.hardware import known_hardware
 from fleetkeeper_steps.running import BLOCK_TOKENS
+from tests.support.engine.virtual_core import COSTS, VirtualCore, config
 from tests.support.lanes import examples
-from tests.support.virtual_core import COSTS, VirtualCore, config
 
 
 @pytest.mark.parametrize("speed", [1.0, 20.0])

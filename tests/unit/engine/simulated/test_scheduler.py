@@ -17,8 +17,8 @@ from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.simulated.core import Prefill, Work
 from fleetkeeper_engine.simulated.scheduler import SimulatedScheduler
-from tests.support.scheduler_stand_in import RULE, block
-from tests.support.virtual_core import VirtualCore, config
+from tests.support.engine.scheduler_stand_in import RULE, block
+from tests.support.engine.virtual_core import VirtualCore, config
 
 Step = Callable[[VirtualCore], None]
 

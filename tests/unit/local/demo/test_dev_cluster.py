@@ -24,7 +24,7 @@ from fleetkeeper_local.demo import dev_cluster, dev_images
 from fleetkeeper_local.demo.dev_cluster import DevCluster, Tool, require_programs
 from fleetkeeper_local.demo.installation import ImageNames
 from fleetkeeper_local.demo.stage import GivenStage
-from tests.support import dev_programs
+from tests.support.node import dev_programs
 
 pytestmark = pytest.mark.exhaustive
 

@@ -28,7 +28,7 @@ from fleetkeeper_local.demo.waiting_work import (
 from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival
-from tests.support.batch_api_server import KEY, BatchServer, batch_server
+from tests.support.batch.batch_api_server import KEY, BatchServer, batch_server
 
 pytestmark = pytest.mark.exhaustive
 

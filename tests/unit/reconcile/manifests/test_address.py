@@ -13,8 +13,8 @@ from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.manifests.address import desired_address
 from fleetkeeper.reconcile.planner import decide_plan
-from tests.support.plan_cluster import settle
-from tests.support.plan_world import World, new_world, plan_of, service, with_spec
+from tests.support.reconcile.plan_cluster import settle
+from tests.support.reconcile.plan_world import World, new_world, plan_of, service, with_spec
 
 ALLOWED = replace(default_context(), exposed_service_types=("LoadBalancer",))
 

@@ -17,7 +17,7 @@ from fleetkeeper.reconcile.manifests.engine import desired_engine_deployment
 from fleetkeeper.reconcile.manifests.engine_document import EngineOptionRefused
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template
 from fleetkeeper.reconcile.manifests.tuning import AS_SPECIFIED, EngineTuning
-from tests.support.random_specs import service_manifest
+from tests.support.reconcile.random_specs import service_manifest
 
 CONTEXT = default_context()
 COMMIT = "a" * 40

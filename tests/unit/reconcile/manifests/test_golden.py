@@ -10,7 +10,7 @@ import pytest
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper.common.values import Manifest
-from tests.support.golden_files import (
+from tests.support.reconcile.golden_files import (
     FOLDER,
     REGENERATE,
     children_of,
@@ -22,7 +22,7 @@ from tests.support.golden_files import (
     template_hashes,
     text_of,
 )
-from tests.support.golden_services import CASES
+from tests.support.reconcile.golden_services import CASES
 
 
 def _difference(name: str) -> str:

@@ -22,8 +22,8 @@ from fleetkeeper.reconcile.context import (
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.router import Router
-from tests.support.network_policies import Endpoint, World
-from tests.support.random_specs import random_services, service_manifest
+from tests.support.reconcile.network_policies import Endpoint, World
+from tests.support.reconcile.random_specs import random_services, service_manifest
 
 NAMESPACES = {
     "team-a": {"kubernetes.io/metadata.name": "team-a", "tenant": "a"},

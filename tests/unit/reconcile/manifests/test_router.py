@@ -16,7 +16,7 @@ from fleetkeeper.reconcile.context import PlanContext, RouterSettings, default_c
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.router import Router
 from fleetkeeper_router.settings import Settings
-from tests.support.random_specs import service_manifest
+from tests.support.reconcile.random_specs import service_manifest
 
 ROUTER_CHILDREN = {
     "Deployment",

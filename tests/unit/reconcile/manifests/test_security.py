@@ -22,9 +22,9 @@ from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.engine_document import EngineOptionRefused
 from fleetkeeper.reconcile.wanted import refusals
 from fleetkeeper_engine.spec import parse_document
-from tests.support.dangerous_metadata import ANNOTATIONS, LABELS, dangerous_in
-from tests.support.pod_security import violations_of_restricted
-from tests.support.random_specs import allowed, random_services, service_manifest
+from tests.support.reconcile.dangerous_metadata import ANNOTATIONS, LABELS, dangerous_in
+from tests.support.reconcile.pod_security import violations_of_restricted
+from tests.support.reconcile.random_specs import allowed, random_services, service_manifest
 
 FEW_SERVICES, SERVICES, MORE_SERVICES = 100, 500, 5000
 SCHEMA = Path(__file__).parents[4] / "engine_image" / "schemas" / "engine-document.schema.json"

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from fleetkeeper.fleet.view import view_of
 from fleetkeeper.runtime.queue import Key
-from tests.support.control_cases import reported_status
-from tests.support.loop_world import World
+from tests.support.autoscale.control_cases import reported_status
+from tests.support.autoscale.loop_world import World
 
 FULL = {"minSequences": 32, "maxSequences": 32, "mode": "Fixed"}
 LATE = {"wait_sum_s_standard": 16.0, "wait_within_standard": 0.0}
@@ -182,7 +182,7 @@ async def test_a_suspension_is_one_line() -> None:
 SCRIPT = """
 import asyncio, sys
 from fleetkeeper.runtime.telemetry.logs import configure_logs
-from tests.support.loop_world import World
+from tests.support.autoscale.loop_world import World
 configure_logs("info", sys.argv[1])
 async def main():
     world = World()

@@ -17,7 +17,7 @@ from fleetkeeper.runtime.autoscaler.dispatcher import FAILURE_KEPT_S, RETRY_BATC
 from fleetkeeper.runtime.autoscaler.metrics import ControlMetrics
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from tests.support.contained import counted, new_defects
+from tests.support.operators.contained import counted, new_defects
 
 CHAT = Key("team-a", "chat")
 

@@ -18,9 +18,9 @@ from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.types import Container, Kind, Termination, Workload
 from fleetkeeper.runtime.queue import Key
-from tests.support.contained import counted
-from tests.support.control_cases import reported_status, sample
-from tests.support.loop_world import World, send_requests
+from tests.support.autoscale.control_cases import reported_status, sample
+from tests.support.autoscale.loop_world import World, send_requests
+from tests.support.operators.contained import counted
 
 CUDA_OUT_OF_MEMORY = 72
 """The exit code of the contract, engine_image/schemas/exit-codes.json."""

@@ -20,8 +20,8 @@ from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.reconciler.live_services import LiveServices
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from tests.support.control_cases import sample
-from tests.support.loopback_api import served
+from tests.support.autoscale.control_cases import sample
+from tests.support.plane.loopback_api import served
 
 CHAT = Key("team-a", "chat")
 SERVICE: dict[str, Any] = {

@@ -16,8 +16,8 @@ from fleetkeeper.autoscale.types import ControlSettings, PodView
 from fleetkeeper.runtime.autoscaler.readings import Target
 from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
-from tests.support.contained import new_defects
-from tests.support.control_cases import NOW, sample
+from tests.support.autoscale.control_cases import NOW, sample
+from tests.support.operators.contained import new_defects
 
 
 def target(name: str, namespace: str = "team-a", *, age_s: float = 600.0) -> Target:

@@ -20,7 +20,7 @@ from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_kube.resource import Resource
-from tests.support.contained import new_defects
+from tests.support.operators.contained import new_defects
 
 Live = dict[str, Any]
 CHAT = Key("a", "chat")

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.telemetry.service_series import ServiceSeries
-from tests.support.isolation_world import Operator
+from tests.support.operators.isolation_world import Operator
 
 CHAT, EMBED = Key("team-a", "chat"), Key("team-a", "embed")
 OURS = ("service_namespace", "inference_service")

@@ -1,0 +1,1 @@
+"""Doubles and inputs for tests of the control loop."""

@@ -1,0 +1,1 @@
+"""Doubles and processes for tests of batches."""

@@ -1,0 +1,1 @@
+"""The chart, its releases and its queries."""

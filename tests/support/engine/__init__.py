@@ -1,0 +1,1 @@
+"""Engines, real and simulated, and what speaks to them."""

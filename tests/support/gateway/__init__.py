@@ -1,0 +1,1 @@
+"""The gateway's processes, clients and surroundings."""

@@ -1,0 +1,1 @@
+"""Fleets and programs on a local node."""

@@ -1,0 +1,1 @@
+"""Operators as processes and in parts."""

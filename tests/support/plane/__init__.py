@@ -1,0 +1,1 @@
+"""API servers: real ones, proxies in front of them, and doubles."""

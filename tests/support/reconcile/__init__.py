@@ -1,0 +1,1 @@
+"""Services, plans and manifests."""

@@ -1,0 +1,1 @@
+"""Servers that Fleetkeeper meets: Redis, Prometheus, object stores, hubs, collectors."""
