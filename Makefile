@@ -20,8 +20,7 @@ MAX_PROCESSOR_S := 2000
 VLLMS_OWN := api_options_in_vllm death drain fault limits memory_cap progress seeds serve start_stages tiers usage usage_in_vllm usage_port
 EVERYTHING := --hypothesis-profile=exhaustive
 LOCAL := $(BIN)/python -m fleetkeeper_local
-DEMO_ENGINE = $(if $(ENGINE),--engines "$(ENGINE)" )
-DEMO_CLUSTER = $(if $(CLUSTER),--cluster "$(CLUSTER)" $(if $(CLUSTER_NAME),--cluster-name "$(CLUSTER_NAME)"))
+DEMO_ENGINE = $(if $(ENGINE), --engines "$(ENGINE)")
 CACHE := $(or $(FLEETKEEPER_CACHE),$(HOME)/.cache/fleetkeeper)
 
 .PHONY: help setup setup-engine check vet-all fmt generate lock programs demo-programs images push release up down demo demo-down test test-command test-fast test-slice test-all test-unit test-cluster test-gateway test-fault test-simulated test-engine test-engine-previous test-e2e clean clean-caches
@@ -84,11 +83,11 @@ up: setup ## Start a real single-node Kubernetes on this machine (root)
 down: setup ## Remove that Kubernetes
 	@$(LOCAL) down
 
-demo: setup $(if $(CLUSTER),,$(if $(filter simulated,$(ENGINE)),,setup-engine) demo-programs) ## The whole product on real parts: install, load, faults, a page and a figure (ENGINE=simulated: twenty simulated H100; CLUSTER=kind, k3d or minikube: there; DEMO_KUBECONFIG: on your cluster)
-	@$(BIN)/python -m fleetkeeper_local.demo up $(DEMO_ENGINE)$(DEMO_CLUSTER)
+demo: setup $(if $(DEMO_KUBECONFIG),,$(if $(filter simulated,$(ENGINE)),,setup-engine) demo-programs) ## The whole product on real parts: install, load, faults, a page and a figure (ENGINE=simulated: twenty simulated H100; DEMO_KUBECONFIG: on your cluster)
+	@$(BIN)/python -m fleetkeeper_local.demo up$(DEMO_ENGINE)
 
 demo-down: setup ## Remove what the demo made
-	@$(BIN)/python -m fleetkeeper_local.demo down $(DEMO_CLUSTER)
+	@$(BIN)/python -m fleetkeeper_local.demo down
 
 test-fast: setup ## Pure tests without the slow ones: after each change
 	@$(PYTEST) -q -n 2 $(FAST) tests/unit

@@ -29,10 +29,6 @@ _NEEDED: Final = (
 """Cluster-scoped objects that installing the chart creates: API group and resource."""
 
 
-class NoReadyNode(LocalError):
-    """The API responds, but no pod could run there yet."""
-
-
 @dataclass(frozen=True)
 class GivenCluster:
     """Facts about the inspected cluster."""
@@ -77,7 +73,7 @@ def observe_cluster(kubeconfig: Path) -> GivenCluster:
         ) from error
     ready = [node for node in nodes if _is_ready(node)]
     if not ready:
-        raise NoReadyNode(
+        raise LocalError(
             f"{server} has no Ready node ({len(nodes)} in all); no pod could run there"
         )
     return GivenCluster(

@@ -14,10 +14,9 @@ import typer
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY, data_dir
 from fleetkeeper_local.common.report import say
-from fleetkeeper_local.demo import dev_images, front_door, waiting_work
+from fleetkeeper_local.demo import front_door, waiting_work
 from fleetkeeper_local.demo.capacity import measure_capacity
-from fleetkeeper_local.demo.cluster import Cluster
-from fleetkeeper_local.demo.dev_cluster import DEFAULT_NAME, DevCluster, Tool, require_programs
+from fleetkeeper_local.demo.cluster import Cluster, on_path
 from fleetkeeper_local.demo.figure import Run, draw
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
@@ -64,12 +63,6 @@ them with the engine that starts.
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Out = Annotated[Path, typer.Option("--out", help="Directory of the report and the figure.")]
 
-Tools = Annotated[
-    Tool | None,
-    typer.Option("--cluster", help="Run in a cluster of this tool; it is created if necessary."),
-]
-ToolsName = Annotated[str, typer.Option("--cluster-name", help="Name of that cluster.")]
-
 
 @app.command()
 def up(
@@ -87,18 +80,15 @@ def up(
             help="vllm: a tiny model on CPU. simulated: a surge to twenty simulated H100 GPUs."
         ),
     ] = EngineKind.VLLM,
-    tool: Tools = None,
-    name: ToolsName = DEFAULT_NAME,
 ) -> None:
     """Install everything, apply load, inject faults, and report what happened.
 
-    This runs on the local node, with --cluster in a cluster of kind, k3d or minikube, or with
-    DEMO_KUBECONFIG on an existing cluster. DEMO_VALUES then names a file of chart values with
-    images that the cluster can pull.
+    This runs on the local node, or with DEMO_KUBECONFIG on an existing cluster. DEMO_VALUES then
+    names a file of chart values with images that the cluster has or can pull.
     """
     began = time.monotonic()
     try:
-        broken = _run(_stage(tool, name, engines), SCENARIOS[engines], out, rate, began)
+        broken = _run(_stage(), SCENARIOS[engines], out, rate, began)
     except LocalError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
@@ -108,14 +98,11 @@ def up(
 
 
 @app.command()
-def down(tool: Tools = None, name: ToolsName = DEFAULT_NAME) -> None:
-    """Remove what the demo created: the local node, its cluster, or its namespaces."""
-    given = os.environ.get("DEMO_KUBECONFIG")
+def down() -> None:
+    """Remove what the demo created: the local node, or its namespaces in an existing cluster."""
     try:
-        if tool:
-            text = _remove_from(DevCluster(tool, name, require_programs(tool)))
-        elif given:
-            text = _remove_namespaces(Cluster(Path(given)))
+        if given := _given_cluster():
+            text = _remove_namespaces(given)
         else:
             if data_dir().exists():
                 Node(read_settings(data_dir())).down()
@@ -126,18 +113,6 @@ def down(tool: Tools = None, name: ToolsName = DEFAULT_NAME) -> None:
     say(text)
 
 
-def _remove_from(dev: DevCluster) -> str:
-    """Remove the cluster if the demo created it, else the demo from it; return what was done."""
-    if not dev.exists():
-        return f"{dev.tool} has no cluster {dev.name}: nothing to remove"
-    cluster = dev.connect()
-    if not dev.is_ours(cluster):
-        done = _remove_namespaces(cluster)
-        return f"{done}; the cluster {dev.name} stays, because the demo did not create it"
-    dev.delete()
-    return f"removed the {dev.tool} cluster {dev.name}; its images stay in {dev.engine}"
-
-
 def _remove_namespaces(cluster: Cluster) -> str:
     cluster.kubectl("delete", "namespace", TENANT, "--ignore-not-found")
     Installation(cluster).uninstall()
@@ -145,21 +120,23 @@ def _remove_namespaces(cluster: Cluster) -> str:
     return "removed the demo; the CRD stays, as the chart specifies"
 
 
-def _stage(tool: Tool | None, name: str, engines: EngineKind) -> Stage:
+def _given_cluster() -> Cluster | None:
+    """Return the cluster that DEMO_KUBECONFIG names, for kubectl and Helm of the user."""
     given = os.environ.get("DEMO_KUBECONFIG")
-    if tool:
-        if given:
-            raise LocalError("CLUSTER and DEMO_KUBECONFIG are both set; unset one of them")
-        return dev_images.prepare(DevCluster(tool, name, require_programs(tool)), engines)
-    if not given:
+    return Cluster(Path(given), on_path) if given else None
+
+
+def _stage() -> Stage:
+    given = _given_cluster()
+    if given is None:
         return LocalStage(Node(read_settings(data_dir())))
     values = os.environ.get("DEMO_VALUES")
     if not values:
         raise LocalError(
             "DEMO_KUBECONFIG is set, so set DEMO_VALUES too: a values file of charts/fleetkeeper with "
-            "images that the cluster can pull (docs/operations.md)"
+            "images that the cluster has or can pull (docs/operations.md)"
         )
-    return GivenStage(Cluster(Path(given)), Path(values))
+    return GivenStage(given, Path(values))
 
 
 def _run(stage: Stage, scenario: Scenario, out: Path, rate: float | None, began: float) -> int:

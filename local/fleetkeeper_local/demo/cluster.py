@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -23,6 +24,12 @@ REQUEST_TIMEOUT_S = 30.0
 
 class CommandError(LocalError):
     """A kubectl or Helm command that failed; the text is its output."""
+
+
+def on_path(name: str) -> Path:
+    """Return a program of the user's PATH, or that of the local node, built if necessary."""
+    found = shutil.which(name)
+    return Path(found) if found else program_path(name)
 
 
 class Cluster:
