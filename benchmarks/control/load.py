@@ -21,7 +21,6 @@ from pathlib import Path
 from fleetkeeper.commands.fleet.prometheus_history import PrometheusHistory
 from fleetkeeper_local.common.paths import data_dir
 from fleetkeeper_local.common.report import say
-from fleetkeeper_local.demo.capacity import measure_capacity
 from fleetkeeper_local.demo.figure import FAULT, LOAD, Run, Span, draw
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.installation import NAMESPACE, apply_example, ensure_namespace
@@ -29,7 +28,7 @@ from fleetkeeper_local.demo.play import PATIENCE
 from fleetkeeper_local.demo.record import failed, seconds_of
 from fleetkeeper_local.demo.recorder import Points, Recorder
 from fleetkeeper_local.demo.stage import LocalStage
-from fleetkeeper_local.demo.traffic import Traffic, joined
+from fleetkeeper_local.demo.traffic import Traffic, joined, measure_capacity
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 from fleetkeeper_local.node.flags import read_settings
 from fleetkeeper_local.node.node import Node

@@ -32,11 +32,10 @@ from results_page import measured_on, write_section  # noqa: E402
 
 from fleetkeeper_local.common.paths import data_dir  # noqa: E402
 from fleetkeeper_local.common.report import say  # noqa: E402
-from fleetkeeper_local.demo.capacity import measure_capacity  # noqa: E402
 from fleetkeeper_local.demo.fleet import ENGINE, Fleet  # noqa: E402
 from fleetkeeper_local.demo.installation import ensure_namespace  # noqa: E402
 from fleetkeeper_local.demo.stage import LocalStage  # noqa: E402
-from fleetkeeper_local.demo.traffic import Traffic  # noqa: E402
+from fleetkeeper_local.demo.traffic import Traffic, measure_capacity  # noqa: E402
 from fleetkeeper_local.load.client import Patience  # noqa: E402
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals  # noqa: E402
 from fleetkeeper_local.node.flags import read_settings  # noqa: E402

@@ -8,7 +8,6 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent
 REPOSITORY = PACKAGE.parent.parent
 NODE_SOURCES = PACKAGE.parent / "node"
-MANIFESTS = PACKAGE / "manifests"
 
 
 def cache_dir() -> Path:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
+from fleetkeeper.commands.fleet.top import fleet_table
+from fleetkeeper.fleet.view import views_of
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY, data_dir
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo import front_door, waiting_work
-from fleetkeeper_local.demo.capacity import measure_capacity
 from fleetkeeper_local.demo.cluster import Cluster, on_path
 from fleetkeeper_local.demo.figure import Run, draw
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import (
+    BATCH,
+    GATEWAY,
     NAMESPACE,
     Installation,
     apply_example,
@@ -38,15 +45,8 @@ from fleetkeeper_local.demo.record import (
 )
 from fleetkeeper_local.demo.recorder import Recorder
 from fleetkeeper_local.demo.scenario import SCENARIOS, EngineKind, Scenario
-from fleetkeeper_local.demo.show import Show
-from fleetkeeper_local.demo.stage import (
-    GivenStage,
-    LocalStage,
-    Stage,
-    batch_reached,
-    gateway_reached,
-    reached,
-)
+from fleetkeeper_local.demo.stage import GivenStage, LocalStage, Stage
+from fleetkeeper_local.demo.traffic import measure_capacity
 from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.node.flags import read_settings
@@ -59,6 +59,8 @@ SHARE_RATIO = 0.3
 It exceeds one replica by at most a fifth. Where cores are scarce, waiting requests compete for
 them with the engine that starts.
 """
+LINE_EVERY_S = 5.0
+MOMENTS_SHOWN = 6
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Out = Annotated[Path, typer.Option("--out", help="Directory of the report and the figure.")]
@@ -152,12 +154,15 @@ def _run(stage: Stage, scenario: Scenario, out: Path, rate: float | None, began:
     ready_s = time.monotonic() - began
     say(f"the fleet is Ready ({ready_s:.0f} s after the start)")
     with (
-        reached(stage, fleet) as address,
+        stage.reach(fleet.namespace, fleet.name) as url,
         Recorder(stage.cluster.kubeconfig, NAMESPACE, TENANT, fleet.name) as recorder,
         Show(recorder) as show,
         _waiting_work(stage, fleet, out / "batch") as work,
     ):
-        capacity = _capacity(address, fleet.name, scenario)
+        address = f"{url}/v1"
+        say("measuring the capacity of one replica")
+        capacity = measure_capacity(address, fleet.name, scenario.shape)
+        say(f"one replica answers {capacity:.1f} requests/s")
         first = rate or SHARE_RATIO * capacity
         parts = (stage, installation, fleet, address, first, show.update)
         play = Play(*parts, work=work, scenario=scenario)
@@ -203,7 +208,7 @@ def _run(stage: Stage, scenario: Scenario, out: Path, rate: float | None, began:
 @contextmanager
 def _waiting_work(stage: Stage, fleet: Fleet, folder: Path) -> Iterator[WaitingWork | None]:
     """Provide a batch to submit, with a key of its own; None without a batch process."""
-    with batch_reached(stage) as url, gateway_reached(stage) as gateway:
+    with stage.reach(NAMESPACE, BATCH) as url, stage.reach(NAMESPACE, GATEWAY) as gateway:
         if not (url and gateway):
             yield None
             return
@@ -225,7 +230,7 @@ def _batch(work: WaitingWork | None, samples: list[Sample]) -> list[str]:
 
 def _front_door(stage: Stage, fleet: Fleet, base_url: str) -> list[str]:
     """Run the chapter of the gateway; return its part of the report."""
-    with gateway_reached(stage) as address:
+    with stage.reach(NAMESPACE, GATEWAY) as address:
         if not address:
             return ["The values install no gateway.", ""]
         say("gateway: spec.access is Gateway from now on")
@@ -238,19 +243,64 @@ def _front_door(stage: Stage, fleet: Fleet, base_url: str) -> list[str]:
     return ["The gateway", "", *(f"  {line}" for line in lines), ""]
 
 
-def _capacity(address: str, model: str, scenario: Scenario) -> float:
-    say("measuring the capacity of one replica")
-    capacity = measure_capacity(address, model, scenario.shape)
-    say(f"one replica answers {capacity:.1f} requests/s")
-    return capacity
-
-
 def _told(fleet: Fleet, recorder: Recorder, since_s: float) -> list[Moment]:
     """Return what Fleetkeeper reported about the fleet since the load started."""
     return merged(
         moments_of_events(fleet.cluster.events(fleet.namespace, fleet.name), since_s),
         moments_of_decisions(recorder.decisions, since_s),
     )
+
+
+class Show:
+    """The live view: `fleetkeeper top` above, the load below; plain lines without a terminal."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Show the recorder's last reading."""
+        self._recorder = recorder
+        self._console = Console()
+        self._live = Live(console=self._console, auto_refresh=False)
+        self._next_line_s = 0.0
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the last view on the screen."""
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def update(self, play: Play) -> None:
+        """Draw, or print a line every few seconds."""
+        if self._console.is_terminal:
+            self._live.update(self._screen(play), refresh=True)
+        elif time.monotonic() >= self._next_line_s:
+            self._next_line_s = time.monotonic() + LINE_EVERY_S
+            line = f"{_load_line(play)} | {play.fleet.summary()}"
+            self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def _screen(self, play: Play) -> RenderableType:
+        fleet = self._recorder.fleet
+        rows: list[RenderableType] = [
+            fleet_table(views_of(fleet.services, fleet.gauges), time.time()),
+            Text(""),
+            Text(_load_line(play), style="bold"),
+        ]
+        rows += [
+            Text(f"{moment.at_s - play.start_s:6.0f} s  {moment.text}", style="yellow")
+            for moment in play.moments[-MOMENTS_SHOWN:]
+        ]
+        return Group(*rows)
+
+
+def _load_line(play: Play) -> str:
+    sent = sum(traffic.sent for traffic in play.traffic)
+    samples = [sample for traffic in play.traffic for sample in list(traffic.samples)]
+    causes = Counter("answered" if s.outcome.ok else s.outcome.cause for s in samples)
+    shown = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+    return f"{time.time() - play.start_s:4.0f} s  load {play.phase}: {sent} sent, {shown or 'none answered yet'}"
 
 
 if __name__ == "__main__":

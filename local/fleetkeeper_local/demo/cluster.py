@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,13 +25,48 @@ REQUEST_TIMEOUT_S = 30.0
 
 
 class CommandError(LocalError):
-    """A kubectl or Helm command that failed; the text is its output."""
+    """A command that failed; the text is its output."""
 
 
 def on_path(name: str) -> Path:
     """Return a program of the user's PATH, or that of the local node, built if necessary."""
     found = shutil.which(name)
     return Path(found) if found else program_path(name)
+
+
+def fleetkeeper(*words: str, timeout_s: float, **environment: str) -> str:
+    """Run the command line as a user does; return its standard output.
+
+    Raises:
+        CommandError: it failed or timed out.
+    """
+    shown = f"fleetkeeper {' '.join(words)}"
+    argv = [sys.executable, "-m", "fleetkeeper", *words]
+    return _output(shown, argv, timeout_s, env={**os.environ, **environment}).strip()
+
+
+def _output(
+    shown: str,
+    argv: list[str],
+    timeout_s: float,
+    given: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            input=given or "",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CommandError(f"{shown}: timed out after {timeout_s:.0f} s") from error
+    if done.returncode:
+        raise CommandError(f"{shown}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
 
 
 class Cluster:
@@ -75,21 +112,8 @@ class Cluster:
         self, argv: list[str], args: tuple[str, ...], given: str | None, timeout_s: float
     ) -> str:
         name, *options = argv
-        shown = f"{name} {' '.join(args)}"
-        try:
-            done = subprocess.run(
-                [str(self._programs(name)), *options, "--kubeconfig", str(self.kubeconfig), *args],
-                input=given or "",
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=timeout_s,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CommandError(f"{shown}: timed out after {timeout_s:.0f} s") from error
-        if done.returncode:
-            raise CommandError(f"{shown}: {done.stderr.strip() or done.stdout.strip()}")
-        return done.stdout
+        program = [str(self._programs(name)), *options, "--kubeconfig", str(self.kubeconfig)]
+        return _output(f"{name} {' '.join(args)}", [*program, *args], timeout_s, given)
 
     def apply(self, *manifests: Live, namespace: str | None = None) -> None:
         """Apply manifests server-side, with a field manager of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,8 +113,6 @@ class Fleet:
 
     def change(self, spec: Live) -> None:
         """Merge into its spec (null removes)."""
-        import json  # noqa: PLC0415 - one use
-
         self.kubectl(
             *("patch", "inferenceservices.fleetkeeper.io", self.name, "--type=merge", "-p"),
             json.dumps({"spec": spec}),

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetkeeper_local.common.errors import LocalError
-from fleetkeeper_local.demo.cluster import Cluster
+from fleetkeeper_local.demo.cluster import Cluster, fleetkeeper
 from fleetkeeper_local.demo.fleet import Fleet
 
 KEYS_NAMESPACE = "fleetkeeper-keys"
@@ -62,17 +59,8 @@ class FrontDoor:
         Raises:
             LocalError: it failed; the text is its error.
         """
-        done = subprocess.run(
-            [sys.executable, "-m", "fleetkeeper", *arguments],
-            env={**os.environ, "KUBECONFIG": str(self._cluster.kubeconfig)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=COMMAND_TIMEOUT_S,
-        )
-        if done.returncode:
-            raise LocalError(f"fleetkeeper {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout.strip()
+        kubeconfig = str(self._cluster.kubeconfig)
+        return fleetkeeper(*arguments, timeout_s=COMMAND_TIMEOUT_S, KUBECONFIG=kubeconfig)
 
     def create_key(self, name: str, namespace: str, *options: str) -> str:
         """Create a key, in place of an earlier one with this name, and return it once it is in force."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY
-from fleetkeeper_local.common.report import say
 from fleetkeeper_local.common.shell import run
 from fleetkeeper_local.demo.cluster import CHART, Cluster, CommandError, Live
 from fleetkeeper_local.demo.fleet import Fleet
@@ -146,16 +145,11 @@ def push_images(node: Node, engines: Collection[EngineKind] = tuple(EngineKind))
     `engines`: those that services may use; images of others are not built.
     """
     port = node.settings.registry_port
-    unused = unused_images(engines)
+    unused = {image for kind, image in ENGINE_IMAGES.items() if kind not in engines}
     names = (found.name for found in fields(ImageNames))
     return ImageNames(
         **{name: "" if name in unused else builder.build(name).push(port) for name in names}
     )
-
-
-def unused_images(engines: Collection[EngineKind]) -> set[str]:
-    """Return the names of the images that only other engines need."""
-    return {ENGINE_IMAGES[kind] for kind in EngineKind if kind not in engines}
 
 
 def product_values(names: ImageNames) -> dict[str, Any]:
@@ -270,14 +264,3 @@ def apply_example(cluster: Cluster, namespace: str, file: Path = TINY, name: str
     """Apply an example in a namespace."""
     cluster.kubectl("-n", namespace, "apply", "-f", str(file))
     return Fleet(cluster, namespace, name)
-
-
-def install_on_node(node: Node, engines: EngineKind) -> Installation:
-    """Install the whole product on a running node: images, chart, operator ready."""
-    cluster = Cluster(node.kubeconfig)
-    say("building and pushing the images (unchanged ones take a second)")
-    names = push_images(node, [engines])
-    installation = Installation(cluster, desired_values(names, node))
-    say("installing the chart with Helm")
-    installation.install()
-    return installation

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import yaml
 
@@ -19,12 +19,10 @@ from fleetkeeper_local.demo import inject
 from fleetkeeper_local.demo.cluster import Cluster
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
 from fleetkeeper_local.demo.installation import (
-    BATCH,
-    GATEWAY,
     MODEL_CLAIM,
-    NAMESPACE,
     Installation,
-    install_on_node,
+    desired_values,
+    push_images,
     put_model,
 )
 from fleetkeeper_local.demo.scenario import EngineKind
@@ -41,39 +39,6 @@ for folder in Path("/proc").iterdir():
 SEED = "import sys; sys.path.insert(0, '/script'); import tiny_model; from pathlib import Path; tiny_model.write(Path('/models/tiny'))"
 
 
-class Stage(Protocol):
-    """A cluster, and everything that the demo does to it."""
-
-    cluster: Cluster
-
-    def install(self, engines: EngineKind = EngineKind.VLLM) -> Installation:
-        """Install the product with these engines."""
-
-    def put_model(self, namespace: str) -> None:
-        """Create the claim `models` with the tiny model in it."""
-
-    def address(self, fleet: Fleet) -> Iterator[str]:
-        """Yield the URL of the API from here."""
-
-    def gateway_address(self) -> Iterator[str]:
-        """Yield the URL of the gateway from here; empty if there is none."""
-
-    def batch_address(self) -> Iterator[str]:
-        """Yield the URL of the batch process from here; empty if there is none."""
-
-    def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
-        """Stop an engine's core."""
-
-    def kill_operators(self, installation: Installation) -> int:
-        """Kill every operator process; return their number."""
-
-    def stop_prometheus(self) -> bool:
-        """Stop Prometheus if that is allowed; return whether it was stopped."""
-
-    def start_prometheus(self) -> None:
-        """Start Prometheus again."""
-
-
 @dataclass
 class LocalStage:
     """The node of this machine, which the demo may break."""
@@ -87,23 +52,18 @@ class LocalStage:
 
     def install(self, engines: EngineKind = EngineKind.VLLM) -> Installation:
         """Install images from this checkout, through the node's registry."""
-        return install_on_node(self.node, engines)
+        say("building and pushing the images (unchanged ones take a second)")
+        values = desired_values(push_images(self.node, [engines]), self.node)
+        return _install(self.cluster, values)
 
     def put_model(self, namespace: str) -> None:
         """Provide the model in a directory of this machine."""
         put_model(self.cluster, self.node, namespace)
 
-    def address(self, fleet: Fleet) -> Iterator[str]:
-        """Yield the Service's own address: this machine is the cluster's node."""
-        yield fleet.base_url()
-
-    def gateway_address(self) -> Iterator[str]:
-        """Yield the address of its Service."""
-        yield f"http://{self.cluster.cluster_ip(NAMESPACE, GATEWAY)}"
-
-    def batch_address(self) -> Iterator[str]:
-        """Yield the address of its Service."""
-        yield f"http://{self.cluster.cluster_ip(NAMESPACE, BATCH)}"
+    @contextmanager
+    def reach(self, namespace: str, service: str) -> Iterator[str]:
+        """Provide the address of a Service: this machine is the cluster's node."""
+        yield f"http://{self.cluster.cluster_ip(namespace, service)}"
 
     def freeze_engine(self, fleet: Fleet, pod: PodFacts) -> None:
         """Send SIGSTOP to the engine's core, found by the pod's cgroup."""
@@ -128,7 +88,7 @@ class LocalStage:
 class GivenStage:
     """An existing cluster: nothing outside the demo's own pods is touched.
 
-    `values` is the chart's values file with images that the cluster can pull.
+    `values` is the chart's values file with images that the cluster has or can pull.
     """
 
     cluster: Cluster
@@ -137,10 +97,7 @@ class GivenStage:
     def install(self, engines: EngineKind = EngineKind.VLLM) -> Installation:
         """Install with the user's values, which have images for the engines."""
         del engines
-        installation = Installation(self.cluster, yaml.safe_load(self.values.read_text()) or {})
-        say("installing the chart with Helm")
-        installation.install()
-        return installation
+        return _install(self.cluster, yaml.safe_load(self.values.read_text()) or {})
 
     def put_model(self, namespace: str) -> None:
         """Write the model with a job (engine's image) into a claim of the default class."""
@@ -156,29 +113,15 @@ class GivenStage:
             timeout_s=620,
         )
 
-    def address(self, fleet: Fleet) -> Iterator[str]:
-        """Yield the address of a port-forward."""
-        for address in self._forwarded(fleet.namespace, fleet.name):
-            yield f"{address}/v1"
-
-    def gateway_address(self) -> Iterator[str]:
-        """Yield the address of a port-forward, if the values install a gateway."""
-        yield from self._forwarded_if_there(GATEWAY)
-
-    def batch_address(self) -> Iterator[str]:
-        """Yield the address of a port-forward, if the values install batches."""
-        yield from self._forwarded_if_there(BATCH)
-
-    def _forwarded_if_there(self, service: str) -> Iterator[str]:
+    @contextmanager
+    def reach(self, namespace: str, service: str) -> Iterator[str]:
+        """Provide the address of a port-forward; empty if the values install no such Service."""
         found = self.cluster.kubectl(
-            *("-n", NAMESPACE, "get", "service", service, "--ignore-not-found", "-o", "name")
+            *("-n", namespace, "get", "service", service, "--ignore-not-found", "-o", "name")
         )
-        if found.strip():
-            yield from self._forwarded(NAMESPACE, service)
-        else:
+        if not found.strip():
             yield ""
-
-    def _forwarded(self, namespace: str, service: str) -> Iterator[str]:
+            return
         argv = self.cluster.argv("-n", namespace, "port-forward", f"service/{service}", ":80")
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as forward:
             try:
@@ -210,22 +153,15 @@ class GivenStage:
         """Do nothing: it never stopped."""
 
 
-@contextmanager
-def gateway_reached(stage: Stage) -> Iterator[str]:
-    """Provide the URL of the gateway while the block runs."""
-    yield from stage.gateway_address()
+Stage = LocalStage | GivenStage
+"""A cluster, and everything that the demo does to it."""
 
 
-@contextmanager
-def batch_reached(stage: Stage) -> Iterator[str]:
-    """Provide the URL of the batch process while the block runs."""
-    yield from stage.batch_address()
-
-
-@contextmanager
-def reached(stage: Stage, fleet: Fleet) -> Iterator[str]:
-    """Provide the URL of the API while the block runs."""
-    yield from stage.address(fleet)
+def _install(cluster: Cluster, values: dict[str, Any]) -> Installation:
+    say("installing the chart with Helm")
+    installation = Installation(cluster, values)
+    installation.install()
+    return installation
 
 
 def desired_seed(image: str, script: str) -> list[dict[str, object]]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetkeeper_local.common.errors import LocalError
-from fleetkeeper_local.demo.cluster import Cluster, CommandError
+from fleetkeeper_local.demo.cluster import Cluster, CommandError, fleetkeeper
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.summary import summarise
 
@@ -139,24 +136,8 @@ class WaitingWork:
 
     def _command(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run `fleetkeeper batch` as a client does; return its standard output."""
-        words = ("batch", *arguments)
-        environment = {"FLEETKEEPER_URL": self.url, "FLEETKEEPER_API_KEY": self.key}
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "fleetkeeper", *words],
-                env={**os.environ, **environment},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=timeout_s,
-            )
-        except subprocess.TimeoutExpired as late:
-            raise LocalError(
-                f"fleetkeeper {' '.join(words)}: not within {timeout_s:.0f} s"
-            ) from late
-        if done.returncode:
-            raise LocalError(f"fleetkeeper {' '.join(words)}: {done.stderr.strip()}")
-        return done.stdout.strip()
+        given = {"FLEETKEEPER_URL": self.url, "FLEETKEEPER_API_KEY": self.key}
+        return fleetkeeper("batch", *arguments, timeout_s=timeout_s, **given)
 
 
 def desired_lines(model: str, lines: int = LINES) -> list[str]:

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_local.demo.figure import BREAKERS, FAULT, LOAD, Run, Span, draw
+from fleetkeeper_local.demo.figure import (
+    BREAKERS,
+    FAULT,
+    LOAD,
+    Run,
+    Span,
+    draw,
+    gapped,
+    spread,
+    steps_of,
+)
 from fleetkeeper_local.demo.recorder import Observation, points_of, ready_of
-from fleetkeeper_local.demo.series import gapped, spread, steps_of
 from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Arrival

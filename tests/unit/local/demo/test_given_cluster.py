@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.demo import cluster
 from fleetkeeper_local.demo.__main__ import app
+from fleetkeeper_local.demo.stage import GivenStage
 
 pytestmark = pytest.mark.exhaustive
 
@@ -34,16 +35,22 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def program(path: Path, text: str) -> Path:
+    """Write a program of the shell."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def test_down_removes_the_demo_with_the_programs_of_the_user(
     kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cluster and everything else in it stays."""
-    programs, record = tmp_path / "bin", tmp_path / "record"
-    programs.mkdir()
+    record = tmp_path / "record"
     for name in ("kubectl", "helm"):
-        (programs / name).write_text(f'#!/bin/sh\necho "{name} $@" >> {record}\n')
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(programs))
+        program(tmp_path / "bin" / name, f'echo "{name} $@" >> {record}')
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
     done = CliRunner().invoke(app, ["down"])
 
@@ -62,6 +69,26 @@ def test_a_program_that_the_user_lacks_is_that_of_the_local_node(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(cluster, "program_path", lambda name: Path("/built", name))
     assert cluster.on_path("helm") == Path("/built/helm")
+
+
+@pytest.mark.parametrize(
+    ("found", "address"), [("service/fleetkeeper-gateway", "http://127.0.0.1:4321"), ("", "")]
+)
+def test_a_service_is_reached_by_a_port_forward_if_it_is_there(
+    kubeconfig: Path, tmp_path: Path, found: str, address: str
+) -> None:
+    kubectl = program(
+        tmp_path / "bin" / "kubectl",
+        f"""case "$*" in
+        *"-n system get service fleetkeeper-gateway --ignore-not-found"*) echo "{found}" ;;
+        *"-n system port-forward service/fleetkeeper-gateway :80"*)
+            echo "Forwarding from 127.0.0.1:4321 -> 8080"; exec sleep 60 ;;
+        *) exit 1 ;;
+        esac""",
+    )
+    given = cluster.Cluster(kubeconfig, lambda _name: kubectl)
+    with GivenStage(given, tmp_path).reach("system", "fleetkeeper-gateway") as reached:
+        assert reached == address
 
 
 @pytest.mark.usefixtures("kubeconfig")

@@ -11,8 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fleetkeeper_local.common.errors import LocalError
-from fleetkeeper_local.demo.capacity import measure_capacity
-from fleetkeeper_local.demo.traffic import Traffic
+from fleetkeeper_local.demo.traffic import Traffic, measure_capacity
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
