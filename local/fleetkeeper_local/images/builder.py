@@ -7,12 +7,13 @@ base is made from Debian packages, and an environment that is ready on disk beco
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import ssl
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,11 +25,11 @@ from fleetkeeper_local.common.report import say
 from fleetkeeper_local.common.shell import attempt, run
 from fleetkeeper_local.images import engine_layers, oci, registry
 from fleetkeeper_local.images.base import base_layout, redis_layout
-from fleetkeeper_local.images.context import context_digest
 
 BASE_VARIABLE = "FLEETKEEPER_BASE_IMAGE"
 """Names another base image, such as the official Python one, if a registry can be reached."""
 
+IGNORE_FILE = ".dockerignore"
 BUILD_TIMEOUT_S = 1800.0
 BUILD_DISK_GIB = 15
 GIB = 1024**3
@@ -158,6 +159,32 @@ def _made_of(recipe: Recipe, base: str) -> str:
     """Return a digest of all inputs of the build."""
     text = (recipe.root / recipe.containerfile).read_text()
     return context_digest(recipe.root / recipe.context, base, repr(recipe), text)
+
+
+def context_digest(root: Path, *words: str) -> str:
+    """Return a digest of every file of a build context (path, mode, content) and of other inputs.
+
+    Args:
+        root: the directory with .dockerignore, which allows files by lines that begin with `!`.
+        words: other inputs of the build: the base image's name, build arguments and the like.
+
+    Raises:
+        OSError: .dockerignore or a file cannot be read.
+    """
+    found = hashlib.sha256(repr(words).encode())
+    for path in _files(root):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        mode = path.stat().st_mode & 0o777
+        found.update(f"{path.relative_to(root)}\0{mode:o}\0{content}\0".encode())
+    return found.hexdigest()
+
+
+def _files(root: Path) -> Iterator[Path]:
+    lines = (root / IGNORE_FILE).read_text().splitlines()
+    for entry in sorted(root / line[1:] for line in lines if line.startswith("!")):
+        for path in sorted(entry.rglob("*")) if entry.is_dir() else [entry]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
 
 
 def _record(recipe: Recipe) -> Path:

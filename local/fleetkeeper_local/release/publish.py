@@ -23,7 +23,7 @@ from fleetkeeper_local.common.paths import cache_dir
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.common.shell import run
 from fleetkeeper_local.images import builder
-from fleetkeeper_local.release import chart, checks, contents, references, sbom, values
+from fleetkeeper_local.release import chart, checks, contents, references, sbom
 from fleetkeeper_local.release.sign import Signer
 
 WHEELS_TIMEOUT_S = 600.0
@@ -74,8 +74,8 @@ def publish(release: Release) -> list[str]:
         release.signer.check(release.target)
     _build_wheels(release)
     text = (release.root / checks.CHART / "values.yaml").read_text()
-    images = _resolve(release, values.image_names(yaml.safe_load(text), release.version))
-    pinned = values.pin(text, release.version, images)
+    images = _resolve(release, chart.image_names(yaml.safe_load(text), release.version))
+    pinned = chart.pin(text, release.version, images)
     _check_profiles(release, changelog, pinned)
     _sign_images(release, images)
     listed = sorted(set(images.values()))
@@ -163,7 +163,7 @@ def _check_profiles(release: Release, changelog: str, pinned: str) -> None:
     before = checks.previous_version(changelog, release.version)
     if before is not None:
         previous = chart.published_values(release.charts, before)
-        values.check_profiles(previous, yaml.safe_load(pinned))
+        chart.check_profiles(previous, yaml.safe_load(pinned))
 
 
 def _publish_chart(release: Release, pinned: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fleetkeeper_local.common.paths import REPOSITORY
 from fleetkeeper_local.images import builder
-from fleetkeeper_local.images.context import context_digest
+from fleetkeeper_local.images.builder import context_digest
 
 pytestmark = pytest.mark.exhaustive
 

@@ -13,7 +13,7 @@ import yaml
 from fleetkeeper_contract.version import VERSION
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY
-from fleetkeeper_local.release import checks, references, values
+from fleetkeeper_local.release import chart, checks, references
 
 pytestmark = pytest.mark.exhaustive
 
@@ -146,19 +146,19 @@ def test_a_registry_that_cannot_be_read_is_not_taken_for_an_empty_one(
 
 
 def _pinned(text: str) -> str:
-    names = values.image_names(yaml.safe_load(text), VERSION)
-    return values.pin(
+    names = chart.image_names(yaml.safe_load(text), VERSION)
+    return chart.pin(
         text, VERSION, {name: f"r.example.com/x/{i}@{DIGEST}" for i, name in enumerate(names)}
     )
 
 
 def test_all_images_of_the_values_are_pinned() -> None:
-    names = values.image_names(yaml.safe_load(VALUES), VERSION)
+    names = chart.image_names(yaml.safe_load(VALUES), VERSION)
     assert len(names) == 7
     pinned = yaml.safe_load(_pinned(VALUES))
     assert pinned["image"]["repository"].startswith("r.example.com/x/")
     assert pinned["image"]["digest"] == DIGEST
-    others = set(values.image_names(pinned, VERSION)) - {
+    others = set(chart.image_names(pinned, VERSION)) - {
         f"{pinned['image']['repository']}:{VERSION}"
     }
     assert {name.partition("@")[2] for name in others} == {DIGEST}
@@ -180,12 +180,12 @@ def test_a_profile_may_be_added_but_not_changed() -> None:
     now = copy.deepcopy(before)
     now["engineProfiles"]["cpu-0.32.0-2"] = {"image": "new"}
     now["engineAliases"]["cpu"] = "cpu-0.32.0-2"
-    values.check_profiles(before, now)
+    chart.check_profiles(before, now)
     for field, value in (("image", "new"), ("contract", 2), ("args", ["--new"])):
         changed = copy.deepcopy(before)
         changed["engineProfiles"]["cpu-0.32.0-1"][field] = value
         with pytest.raises(LocalError, match=rf"cpu-0\.32\.0-1\.{field} was"):
-            values.check_profiles(before, changed)
+            chart.check_profiles(before, changed)
 
 
 def test_the_command_refuses_half_a_mapping() -> None:
