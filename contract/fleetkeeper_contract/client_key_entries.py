@@ -17,7 +17,6 @@ from fleetkeeper_contract import client_keys as entry
 from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.tiers import TIER_LABELS
 
-"""From the most to the least urgent."""
 DEFAULT_TIER = "standard"
 MAX_LIST = 256
 """Longest list of namespaces or globs."""

@@ -51,7 +51,8 @@ PAGE: Final = 200
 """Objects in a page of a list, at most."""
 
 Checkpoint = Callable[[], None]
-"""Called just before each sending of a request, retries included; raises to prevent it."""
+"""Called before a request is sent, and before each retry here; raises to prevent it. It is not called
+before the one repetition of a PUT or DELETE that aiohttp makes when a kept-alive connection was closed."""
 
 
 class KubernetesClient:

@@ -572,3 +572,10 @@ def test_a_batch_that_stands_still_has_no_end() -> None:
 )
 def test_durations_have_two_units(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_an_error_that_is_a_text_is_shown(server: BatchServer) -> None:
+    """Some proxies before a server send no object."""
+    server.refusals = [(404, {"error": "no route for this path"}, {})]
+    done = run(server, "status", "batch_a")
+    assert "404 no route for this path" in done.stderr

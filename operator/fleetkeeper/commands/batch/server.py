@@ -198,6 +198,8 @@ def _object(answer: Any) -> Document:  # noqa: ANN401 - the client's, as it came
 def _refused(response: httpx2.Response, body: object) -> ApiError:
     status, wait = response.status_code, response.headers.get("Retry-After", "")
     message = body.get("message") if isinstance(body, dict) else None
+    if isinstance(body, str) and body != response.text:
+        message = body  # the text of `{"error": TEXT}`, as some proxies send it, not a page of HTML
     todo = TODO.get(status, "")
     # A quota, for example: the message says what to do, and waiting does not help.
     is_transient = status in TRANSIENT and response.headers.get("x-should-retry") != "false"
