@@ -117,7 +117,6 @@ def test_an_image_is_built_with_the_packages_of_ours_that_it_needs(
         assert f"!{folder}\n" in (ROOT / ".dockerignore").read_text()
 
 
-@pytest.mark.promise("lock-pypi")
 def test_the_operator_image_has_no_client_of_the_batch_api() -> None:
     """It is an extra, for the machines of users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -130,6 +129,7 @@ def test_the_operator_image_has_no_client_of_the_batch_api() -> None:
     assert extra.isdisjoint(pinned)
 
 
+@pytest.mark.promise("lock-pypi")
 def test_the_lock_names_public_registries_alone_and_a_hash_for_every_file() -> None:
     packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
     assert {
