@@ -1,7 +1,7 @@
-"""What the parts of the gateway know of one another.
+"""Interfaces between the packages of the gateway.
 
-The request path (`http`) is given a `Services`, a `Keys`, a `Limiter` and a `GrantSigner`. Each is
-made by a part of its own, so that each can be tested, and replaced, alone.
+The request path (`http`) gets a `Services`, a `Keys`, a `Limiter` and a `GrantSigner`. A package of its
+own implements each, so that each can be tested, and replaced, alone.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from fleetkeeper_contract.tiers import Tier
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """An InferenceService, as far as requests need it."""
+    """The fields of an InferenceService that requests need."""
 
     namespace: str
     name: str
     uid: str
     models: tuple[str, ...]
-    """Names that requests may use: the served name, and the adapters."""
+    """Names that requests may use: the served name, and the names of the adapters."""
     url: str
     """Base address of its Service, without a path: http://NAME.NAMESPACE.svc:PORT. Empty while the
     operator does not own that Service: nothing is sent to it."""
     demands_grant: bool
-    """Whether spec.access is Gateway."""
+    """True if spec.access is Gateway."""
     state: str
-    """Short state for people, from the status: Ready, Starting, Suspended, Degraded, Unavailable, Unknown."""
+    """Short state to display, from the status: Ready, Starting, Suspended, Degraded, Unavailable, Unknown."""
     ready: bool
-    """Whether at least one replica takes requests."""
+    """True while at least one replica accepts requests."""
     created: int
     """Unix seconds."""
 
@@ -61,7 +61,7 @@ class Key:
     """Name of its Secret, or `anonymous`."""
     name: str
     namespaces: frozenset[str] | None
-    """Namespaces whose services it may use; None: all (only the anonymous key)."""
+    """Namespaces of the services that the key may use; None: all (only the anonymous key)."""
     models: tuple[str, ...] = ("*",)
     """Globs, case-sensitive."""
     highest: Tier = Tier.STANDARD
@@ -71,22 +71,22 @@ class Key:
 
     @property
     def tenant(self) -> Hashable:
-        """Return who shares in what is scarce: the namespaces, so that more keys are no larger share."""
+        """Return the unit of fair sharing: the namespaces, so that further keys add nothing to a share."""
         return self.namespaces or self.id
 
     def sees(self, service: Service, model: str) -> bool:
-        """Return whether it may use this model of this service."""
+        """Return whether the key may use this model of this service."""
         if self.namespaces is not None and service.namespace not in self.namespaces:
             return False
         return any(fnmatch.fnmatchcase(model, glob) for glob in self.models)
 
 
 class Services(Protocol):
-    """The services that the gateway knows."""
+    """All services that the gateway has listed."""
 
     @property
     def synced(self) -> bool:
-        """Return whether they were listed once."""
+        """Return True after the first complete list."""
 
     def serving(self, model: str) -> Sequence[Service]:
         """Return the services that serve a model, of all namespaces."""
@@ -108,11 +108,11 @@ class KeyRefused(Exception):
 
 
 class Keys(Protocol):
-    """The keys in force."""
+    """The clients' keys that are valid now."""
 
     @property
     def synced(self) -> bool:
-        """Return whether they were listed once."""
+        """Return True after the first complete list."""
 
     def authenticate(self, authorization: str | None, now: float) -> Key:
         """Return the key of an Authorization header.
@@ -127,7 +127,7 @@ class Keys(Protocol):
         """
 
     def named(self, key_id: str, now: float) -> Key:
-        """Return the key of an ID, for a process that asks on behalf of the key.
+        """Return the key with an ID, for a process that sends requests on behalf of the key.
 
         Args:
             key_id: of the key.
@@ -138,25 +138,25 @@ class Keys(Protocol):
         """
 
     def in_force(self, key_id: str, now: float) -> bool:
-        """Return whether a key that was accepted before is still accepted."""
+        """Return whether a key of an open request is still valid."""
 
 
 class BatchTokens(Protocol):
     """Reads the bearer tokens of the batch process."""
 
     def key_of(self, token: str) -> str | None:
-        """Return the ID of the key that a valid token names; None for everything else."""
+        """Return the ID of the key that a valid token names; None without a valid token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks of its limits."""
+    """The amounts that a request takes from its limits."""
 
     key: Key
     tier: Tier
     request_id: str
     tokens: int
-    """Estimate: body bytes / 4 + min(max_tokens, cap) * n."""
+    """Estimated tokens: body bytes / 4 + min(max_tokens, cap) * n."""
 
 
 class LimitRefused(Exception):
@@ -167,9 +167,9 @@ class LimitRefused(Exception):
     ) -> None:
         super().__init__(message)
         self.limit = limit
-        """requests, tokens or concurrency."""
+        """Name of the limit: requests, tokens or concurrency."""
         self.retry_after_s = retry_after_s
-        """1 to 60."""
+        """Seconds until a retry, 1 to 60."""
         self.headers = headers
         """x-ratelimit-* headers, in lower case."""
 
@@ -179,14 +179,14 @@ class Admission(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Return x-ratelimit-* headers, in lower case."""
+        """Return the x-ratelimit-* headers, in lower case."""
 
     async def release(self, *, sent: bool, least: int = 0) -> None:
-        """End the request: give its concurrency back, and its tokens too if it was never sent.
+        """End the request: release its concurrency slot, and its tokens if it was never sent.
 
         Args:
-            sent: whether a service may have worked on it.
-            least: tokens that it costs then, also if the engine counts fewer.
+            sent: True if a service may have worked on it.
+            least: minimum cost in tokens of a sent request, also if the engine counts fewer.
         """
 
 
@@ -194,14 +194,14 @@ class Limiter(Protocol):
     """The limits of all keys."""
 
     async def admit(self, demand: Demand) -> Admission:
-        """Take what the request asks for.
+        """Reserve the amounts of a request.
 
         Raises:
-            LimitRefused: if a limit is reached. Nothing stays taken.
+            LimitRefused: if a limit is reached. No limit is changed then.
         """
 
     async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
-        """Replace a request's estimate by the tokens that the engine counted. It may go into debt."""
+        """Replace a request's estimate by the tokens that the engine counted. The bucket may become negative."""
 
     async def close(self) -> None:
         """Close connections."""
@@ -211,15 +211,15 @@ class RequestLimiter(Limiter, Protocol):
     """The limits of all keys, in the process of the request path."""
 
     def check(self, key: Key, tier: Tier) -> None:
-        """Refuse a request of any size before its body is read, without asking anybody.
+        """Refuse a request before its body is read, without a call to Redis.
 
         Raises:
-            LimitRefused: if it would be refused for certain.
+            LimitRefused: if a request of any size would be refused.
         """
 
 
 class GrantSigner(Protocol):
-    """Signs grants with the key in force."""
+    """Signs grants with the current key."""
 
     def sign(
         self,
@@ -234,7 +234,7 @@ class GrantSigner(Protocol):
 
 
 class AuditLog(Protocol):
-    """Who used or changed which key, when, and how it ended. No content, no secret."""
+    """Log of every use and change of a key, without content of requests and without secrets."""
 
     def request(
         self,

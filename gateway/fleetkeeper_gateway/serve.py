@@ -46,7 +46,7 @@ _ABORT_S = 5.0
 
 @dataclass(slots=True)
 class Signals:
-    """What the process is told: to drain, and then to end at once."""
+    """Signals to the process: the first means drain, the second means end at once."""
 
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     end: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,7 +60,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the process listens."""
+    """Addresses on which the process listens."""
 
     requests: tuple[str, int]
     admin: tuple[str, int]
@@ -153,7 +153,7 @@ async def serve(
 
     Args:
         settings: of the request path.
-        parts: what others made.
+        parts: the parts that `default_parts` or a test made.
         signals: when to drain and to end.
         started: called once both ports accept connections.
 
@@ -188,7 +188,7 @@ async def serve(
 
 
 async def _keep_known(gateway: Gateway) -> None:
-    """Take what is known at the start out of the garbage collector.
+    """Exclude the objects that exist at start from garbage collection.
 
     With thousands of keys and services a full collection would delay streams by tens of
     milliseconds.
@@ -210,7 +210,7 @@ async def _forget_services(gateway: Gateway) -> None:
 async def _drain(
     gateway: Gateway, server: uvicorn.Server, task: asyncio.Task[None], signals: Signals
 ) -> None:
-    """Let open requests end, for a bounded time; then abort them."""
+    """Wait for open requests for a bounded time; then abort them."""
     gateway.draining = True
     server.should_exit = True
     logger.info(

@@ -11,9 +11,8 @@ from typing import Final
 import uvicorn
 
 KEEP_ALIVE_S: Final = 3700
-"""Idle time of a client's connection. Proxies keep theirs for a minute (load balancers), 90 s
-(Traefik) or an hour (Envoy), and must be the ones who end it: a request that meets the end of its
-connection fails."""
+"""Idle time of a client's connection, longer than that of the proxies before it: a minute (load balancers),
+90 s (Traefik), an hour (Envoy). If the gateway closed first, a request that is on its way would fail."""
 _BACKLOG = 2048
 _TCP_OPTIONS: Final = {
     # Bytes that the kernel takes ahead of a slow reader. It would take megabytes, and report
@@ -31,15 +30,15 @@ class CannotStart(Exception):
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to the process. uvicorn's own would end it before its work is done."""
+    """A server without signal handlers. Those of uvicorn would end the process before its work is done."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Install no signal handler."""
         yield
 
     def stop(self) -> None:
-        """End after the requests that run."""
+        """Stop after the running requests."""
         self.should_exit = True
 
 
@@ -62,21 +61,21 @@ def server_config(application: object) -> uvicorn.Config:
 
 
 def allow_open_files() -> None:
-    """Raise the soft limit of open files: a stream takes two, and the usual limit is 1024."""
+    """Raise the soft limit of open files: a stream uses two, and the usual limit is 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def bound_memory(most: int) -> None:
-    """Let this process have at most so many bytes of data. It gets a MemoryError, or ends.
+    """Limit the data segment of this process (RLIMIT_DATA). Beyond it, the process gets a MemoryError or ends.
 
-    Not its address space: the store's library alone reserves more than a gigabyte.
+    The address space is not limited: the store's library alone reserves more than a gigabyte.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Raises:
         CannotStart: if the address cannot be listened on.

@@ -1,4 +1,4 @@
-"""The audit log: who used or changed which key, when, and how it ended."""
+"""The audit log of uses and changes of keys."""
 
 from fleetkeeper_gateway.audit.log import StructuredAuditLog, create_audit_log
 

@@ -1,8 +1,9 @@
 """One line of JSON on standard output for each use and change of a key.
 
-All other logs go to standard error, so that the two can be kept apart. Lines have no content of
-requests and no secret. What a client chose, such as the model, is cut. Requests without a known key are
-counted by address and second: anybody could push the lines of others out of a log of bounded size.
+All other logs go to standard error, so that the two can be separated. Lines contain no content of
+requests and no secret. Texts that a client chose, such as the model, are truncated. Requests without a
+known key are counted by address and second. Otherwise any client could push the lines of others out of
+a log of bounded size.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import structlog
 EVENT: Final = "audit"
 """Value of `event` in every line."""
 TEXT_LIMIT: Final = 256
-"""Characters kept of a text that a client may choose."""
+"""Maximum characters of a text that a client chose."""
 MAX_ADDRESSES: Final = 100
-"""Addresses of clients without a key that have lines of their own within a second."""
+"""Maximum addresses of clients without a key that get a line of their own in a second."""
 PERIOD_S: Final = 1.0
 _UNAUTHORIZED: Final = 401
 
@@ -39,7 +40,7 @@ class StructuredAuditLog:
             context_class=dict,
         )
         self._unknown: Counter[tuple[str | None, str]] = Counter()
-        """Requests without a key in this period that have no line yet, by address and outcome."""
+        """Requests without a key in this period that are not logged yet, by address and outcome."""
         self._timer: asyncio.TimerHandle | None = None
 
     def request(
@@ -82,7 +83,7 @@ class StructuredAuditLog:
         return False
 
     def flush(self) -> None:
-        """Write what was only counted, and begin another period."""
+        """Write the counted requests, and begin the next period."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None

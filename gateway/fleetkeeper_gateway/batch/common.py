@@ -1,4 +1,4 @@
-"""What the batch process and each of its worker processes have of their own, made from the settings."""
+"""The store and the queue of a process: the batch process or one of its worker processes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class AllSettings:
 async def create_common(
     settings: AllSettings, name: str, *, is_child: bool = False
 ) -> AsyncIterator[tuple[Storage, RedisQueue]]:
-    """Make the store and the queue, and close them at the end.
+    """Create the store and the queue, and close them at the end.
 
     Args:
-        settings: of all parts.
-        name: of the process in the queue.
-        is_child: whether it is a worker process. The lock of a directory is its parent's.
+        settings: settings of all parts.
+        name: name of the process in the queue.
+        is_child: True for a worker process. Its parent holds the lock of a directory.
 
     Raises:
-        CannotStart: if the settings do not fit.
+        CannotStart: if the settings are not valid.
     """
     batch = settings.batch
     if is_child:

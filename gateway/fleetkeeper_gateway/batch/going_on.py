@@ -1,4 +1,4 @@
-"""Helpers of work that goes on for ever: failures that end nothing else, and pauses that end early."""
+"""Helpers for endless loops: failures that are logged and counted, and pauses that end early."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Failure:
-    """What failed in `noted`; None if nothing did."""
+    """The error that `noted` caught; None without an error."""
 
     error: Exception | None = None
 
 
 @contextmanager
 def noted(what: str, event: str, **facts: object) -> Iterator[Failure]:
-    """Count and log what fails inside, and continue after it. A cancellation is no failure.
+    """Count and log an error in the block, and continue after it. A cancellation is not an error.
 
     Args:
-        what: the label in the metrics.
-        event: what the log says if it fails.
-        facts: what the log says beside.
+        what: label in the metrics.
+        event: event of the log line.
+        facts: further keys of the log line.
     """
     failure = Failure()
     try:
@@ -49,7 +49,7 @@ def noted(what: str, event: str, **facts: object) -> Iterator[Failure]:
 
 
 async def happens_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, at most this time. Return whether it is set."""
+    """Wait for an event, at most for this time. Return whether it is set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,18 +1,18 @@
-"""What the parts of the process know of one another.
+"""Interfaces between the parts of the batch process.
 
-The store is the truth. Redis knows which chunks wait, and may lose it at any time.
+The store is the source of truth. Redis holds the queue of chunks, and may lose it at any time.
 
-The order of writes, which every part relies on:
+Every part relies on this order of writes:
 
 1. An input file: its bytes, then its record.
 2. A batch: its marker in `active`, then its record by a conditional put, then the 200. Validation
-   writes the index of lines, then `Validated` by a conditional put. The lines are cut into chunks there.
+   writes the index of lines, then `Validated` by a conditional put, which divides the lines into chunks.
 3. Results: parts of the log of their chunk, each created if absent (`Log`). A part never changes. The
-   last one closes the log.
+   last part closes the log.
 4. The end, once all logs are closed: output and error files under new IDs, then `Final` by a
-   conditional put, then what Redis knows of the batch goes, then its logs and its index, then the marker.
+   conditional put. Then the batch is removed from Redis, then its logs and its index, then the marker.
 
-So each later object proves the earlier ones, and Redis can be emptied at any time.
+So each object proves that the earlier ones exist, and Redis can be emptied at any time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StorageError(Exception):
 
 
 class ObjectMissing(StorageError):
-    """The object to read a part of does not exist. Trying again does not help."""
+    """The object of a partial read does not exist. A retry does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class Objects(Protocol):
     """
 
     async def create(self, path: str, data: bytes) -> bool:
-        """Write an object that must not exist. Return False if it does, whoever wrote it."""
+        """Create an object. Return False if it exists already, from any writer."""
 
     async def write(self, path: str, parts: AsyncIterator[bytes]) -> int:
-        """Write an object of any size, part by part. Return its bytes. Nothing is visible before the end."""
+        """Write an object of any size, part by part, visible only when complete. Return its size in bytes."""
 
     async def read(self, path: str) -> bytes | None:
         """Return an object; None if it does not exist."""
@@ -75,7 +75,7 @@ class Objects(Protocol):
         """Return a part of an object. Raise `ObjectMissing` if it does not exist."""
 
     def stream(self, path: str) -> AsyncIterator[bytes]:
-        """Return the parts of an object. Raise `ObjectMissing` if it does not exist."""
+        """Yield an object in parts. Raise `ObjectMissing` if it does not exist."""
 
     async def list(self, prefix: str) -> Sequence[Object]:
         """Return the objects below a prefix that ends in `/`, sorted by path."""
@@ -88,21 +88,21 @@ class Files(Protocol):
     """The files of all keys. A file of another key does not exist."""
 
     async def put(self, record: FileRecord) -> None:
-        """Make a file whose bytes were written exist."""
+        """Write the record of a file, whose bytes were written before. From then on the file exists."""
 
     async def get(
         self, key_id: str, file_id: str, *, may_be_expired: bool = False
     ) -> FileRecord | None:
-        """Return a file; None if the key has none of that ID.
+        """Return a file; None if the key has no file with that ID.
 
-        One that has expired stays until the batches whose input it is have ended.
+        An expired file stays until all batches have ended whose input it is.
         """
 
     async def list(self, key_id: str) -> Sequence[FileRecord]:
         """Return the files of a key, newest first."""
 
     async def usage(self, key_id: str) -> Usage:
-        """Return what a key has stored, without the changes of other replicas in the last minute."""
+        """Return the files and bytes of a key, without changes of other replicas in the last minute."""
 
     async def delete(self, key_id: str, file_id: str) -> bool:
         """Delete a file. Return whether it existed."""
@@ -112,20 +112,20 @@ class Files(Protocol):
 
 
 class Log(Protocol):
-    """The results of one chunk, as one reader and writer knows them.
+    """A view of the results of one chunk, for reading and writing.
 
-    Part n is created if absent, by a writer that has read the parts 0 to n-1, and has only lines that
-    none of them has. A writer whose part exists reads that part, drops the lines that it has, and tries
-    n+1. After a part that closes the log, everything is dropped. So each line has at most one result,
-    whoever writes, however late. Neither Redis nor a clock nor a lease takes part in this rule.
+    Part n is created if absent, by a writer that has read the parts 0 to n-1, and contains only lines that
+    none of them contains. If part n exists already, the writer reads it, drops the lines that it contains,
+    and tries n+1. After a part that closes the log, all results are dropped. So each line has at most one
+    result, with any number of writers and any delay. The rule needs neither Redis nor a clock nor a lease.
 
-    Every method may raise `StorageError`. Then nothing is known of what was written; the same call may be
-    repeated.
+    Every method may raise `StorageError`. Then the write may or may not have happened; the same call may
+    be repeated.
     """
 
     @property
     def lines(self) -> range:
-        """Return the numbers of the lines of the chunk."""
+        """Return the line numbers of the chunk."""
 
     @property
     def closed(self) -> bool:
@@ -137,122 +137,123 @@ class Log(Protocol):
 
     @property
     def counts(self) -> Counts:
-        """Return how many lines there are, and how many of them are known to be completed or failed."""
+        """Return the number of lines, and of those known to be completed or failed."""
 
     def troubles(self, line: int, trouble: Trouble) -> int:
-        """Return how many attempts of a line are known to have ended so."""
+        """Return the known number of attempts of a line that ended with this trouble."""
 
     async def read(self) -> None:
-        """Read the parts that were not read yet."""
+        """Read the parts since the last call."""
 
     async def append(
         self, results: Sequence[Result], attempts: Sequence[Attempt] = (), *, close: bool = False
     ) -> AbstractSet[int]:
-        """Write results and attempts, durably. Close the log if asked to, once each line has a result.
+        """Write results and attempts, durably. With `close`, also close the log if each line has a result.
 
-        Results of lines that have one are dropped. Nothing is written if nothing is left to write. If a
-        damaged part took results away meanwhile, the log stays open: see `closed` and `done`.
+        Results of lines that already have a result are dropped. Without anything left to write, no part
+        is written. If results were lost with a damaged part meanwhile, the log stays open: see `closed`
+        and `done`.
 
         Returns:
             The lines whose result of this call counts.
         """
 
     def results(self, *, ok: bool | None = None) -> AsyncIterator[Result]:
-        """Return all results in the order of their lines, or only those that are ok, or are not.
+        """Yield all results in the order of their lines, or only those with this value of `ok`.
 
-        At most 16 MiB and one result are in memory. Call `read` before.
+        At most 16 MiB and one result are in memory. Call `read` first.
         """
 
 
 class Index(Sequence[LineRef]):
-    """Where the lines of an input file are, and how they are cut into chunks."""
+    """Positions of the lines of an input file, and their division into chunks."""
 
     @property
     @abstractmethod
     def chunks(self) -> Sequence[range]:
-        """Return the numbers of the lines of each chunk."""
+        """Return the line numbers of each chunk."""
 
 
 class Batches(Protocol):
-    """The batches of all keys, as their objects."""
+    """The batches of all keys, read from and written to their objects."""
 
     async def create(self, record: BatchRecord) -> bool:
         """Write the marker and the record. Return False if the ID exists."""
 
     async def get(self, key_id: str, batch_id: str) -> BatchRecord | None:
-        """Return a batch; None if the key has none of that ID."""
+        """Return a batch; None if the key has no batch with that ID."""
 
     async def ids(self, key_id: str) -> Sequence[str]:
         """Return the IDs of the batches of a key, newest first. No record is read."""
 
     async def several(self, key_id: str, batch_ids: Sequence[str]) -> Sequence[BatchRecord]:
-        """Return batches of a key in this order, without those that are gone or broken."""
+        """Return batches of a key in this order, without missing and broken ones."""
 
     async def active(self) -> Sequence[BatchRecord]:
-        """Return the batches that have not ended, of all keys."""
+        """Return the active batches of all keys."""
 
     async def active_ids(self, key_id: str) -> Sequence[str]:
-        """Return the IDs of the batches of a key that have not ended. No record is read."""
+        """Return the IDs of the active batches of a key. No record is read."""
 
     async def make_room(self, key_id: str, most: int) -> int:
-        """Delete the batches of a key that ended first, if it has `most`. Return how many it may add."""
+        """If a key has `most` batches, delete those that ended first. Return the number that it may add."""
 
     async def put_validated(
         self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]
     ) -> None:
-        """Keep what the input file was found to be, and its chunks. The first one that is kept counts."""
+        """Write the validation of the input file, and its chunks. The first writer wins."""
 
     async def validated(self, record: BatchRecord) -> Validated | None:
-        """Return what the input file was found to be. If that is damaged, it has a mistake."""
+        """Return the validation of the input file. If it is damaged, it has a mistake."""
 
     async def index(self, record: BatchRecord, lines: Sequence[LineRef] | None = None) -> Index:
-        """Return where the lines and chunks are. Only after `put_validated`.
+        """Return the index of lines and chunks. Call it only after `put_validated`.
 
         Args:
             record: the batch.
-            lines: all lines, if the kept index is gone. The chunks stay those that were kept.
+            lines: all lines, if the stored index is lost. The chunks are still the stored ones.
         """
 
     async def cancel(self, record: BatchRecord, at: int) -> None:
-        """Ask for the end of a batch. Idempotent."""
+        """Request the cancellation of a batch. Idempotent."""
 
     async def cancelled_at(self, record: BatchRecord) -> int | None:
-        """Return when the end was asked for. If that is damaged, it was asked for at any time."""
+        """Return the time of the cancellation request (of the creation, if it is damaged); None without a request."""
 
     def log(self, record: BatchRecord, chunk: int, lines: range) -> Log:
-        """Return the log of a chunk, of which nothing was read yet."""
+        """Return the log of a chunk, not yet read."""
 
     async def progress(self, record: BatchRecord, validated: Validated) -> Progress:
-        """Return what the logs of a batch have. It never goes back. Parts are read once."""
+        """Return the progress in the logs of a batch. It never decreases. Each part is read once."""
 
     async def put_final(self, record: BatchRecord, final: Final) -> Final:
-        """Keep how the batch ended. Return the one that counts: the first that was kept."""
+        """Write the end of a batch. Return the one that counts, which is the first."""
 
     async def final(self, record: BatchRecord) -> Final | None:
-        """Return how the batch ended. If that is damaged, it has failed, with a mistake."""
+        """Return the end of a batch. If it is damaged, the batch has failed, with a mistake."""
 
     async def forget_active(self, record: BatchRecord) -> None:
-        """Remove the marker of a batch that has ended, and its logs and index."""
+        """Remove the logs, the index and the marker of an ended batch."""
 
 
 class QueueDown(Exception):
-    """Redis does not answer, or must not be used now. It may have done what it was asked."""
+    """Redis does not answer, or must not be used now. It may have executed the call."""
 
 
 def flow_of(key_id: str, model: str) -> str:
     """Return the name of a flow: the lines of a key for a model.
 
-    The models of two keys may have one name and be of two services.
+    Models of two keys may have the same name and belong to different services.
     """
     return f"{key_id}/{model}"  # an ID of a key has no slash
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A chunk that a process holds: others do not take it while it is renewed."""
+    """A chunk that a process holds: no other process takes it while it is renewed."""
 
     batch: BatchRecord
-    """Without its metadata, which no worker needs."""
+    """The batch, without its metadata, which no worker needs."""
     model: str
     chunk: int
     entry: str
@@ -266,87 +267,87 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What Redis knows of a batch."""
+    """The chunks of a batch in Redis."""
 
     held: int
     """Chunks that processes hold."""
 
 
 class Queue(Protocol):
-    """Which chunks wait, as advice: it may be lost, doubled or old. Every method may raise `QueueDown`."""
+    """The queue of chunks, which may be incomplete, doubled or old. Every method may raise `QueueDown`."""
 
     @property
     def server(self) -> int:
-        """Return a number that changes when Redis was started again.
+        """Return a number that changes after a restart of Redis.
 
-        Then all chunks whose log is not closed are to be added again.
+        Then all chunks whose log is not closed must be added again.
         """
 
     async def add(self, record: BatchRecord, model: str, chunks: Iterable[int]) -> None:
-        """Queue chunks of a batch. Those that wait or are held stay so. QueueDown if Redis has no room."""
+        """Queue chunks of a batch, except those that wait or are held already. QueueDown if Redis is full."""
 
     async def keys(self) -> Mapping[str, int]:
-        """Return the keys that have waiting chunks, with the lines of theirs that run, on all pods."""
+        """Return the keys with waiting chunks, each with its running lines on all pods."""
 
     async def take(
         self, key_id: str, most: int, skip: Collection[str] = (), *, before: float | None = None
     ) -> Sequence[Held]:
-        """Hold waiting chunks of a key, those with the earliest deadline first.
+        """Hold waiting chunks of a key, the earliest deadline first.
 
         Args:
             key_id: the key.
-            most: number of chunks, of which one call holds 500 at most.
-            skip: flows of which none is taken.
-            before: only of batches whose deadline is earlier than this, in Unix seconds.
+            most: maximum number of chunks. One call takes at most 500.
+            skip: flows whose chunks are not taken.
+            before: Unix seconds; only batches with an earlier deadline.
         """
 
     async def renew(self, held: Iterable[Held], running: Mapping[str, int]) -> set[Held]:
-        """Renew what this process still holds; return what it does not hold any more.
+        """Renew the chunks that this process holds; return those that it no longer holds.
 
         Args:
-            held: every chunk of this process. What nobody renews for 60 s waits again.
-            running: lines of this process that run, by key.
+            held: all chunks of this process. A chunk that is not renewed for 60 s waits again.
+            running: running lines of this process, by key.
         """
 
     async def give_back(self, held: Iterable[Held]) -> None:
-        """Let chunks wait again. Those that are no longer ours stay where they are."""
+        """Return chunks to the queue. Chunks that are no longer ours are ignored."""
 
     async def done(self, held: Held) -> None:
-        """Forget a chunk whose log is closed."""
+        """Remove a chunk whose log is closed."""
 
     async def release(self, process: str) -> None:
-        """Let all chunks wait again that a process held, which has ended."""
+        """Return all chunks of an ended process to the queue."""
 
     async def state(self, record: BatchRecord) -> Waiting | None:
-        """Return what waits of a batch, also what nobody renews; None if Redis does not know it."""
+        """Return the chunks of a batch, those not renewed in time included; None if Redis has no such batch."""
 
     async def emptied(self) -> Sequence[str]:
-        """Return the IDs of batches whose last chunk was done since the last call."""
+        """Return the IDs of batches whose last chunk was finished since the last call."""
 
     async def remove(self, record: BatchRecord) -> None:
-        """Forget a batch."""
+        """Remove a batch from the queue."""
 
     async def leads(self, what: str) -> bool:
-        """Take or renew a lease of 30 s for a task that one process does. Two may do it without harm."""
+        """Take or renew a lease of 30 s for a task of one process. Two holders do no harm."""
 
     async def resign(self, what: str) -> None:
-        """Give the lease of a task back, if it is ours."""
+        """Release the lease of a task, if it is ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a service answered to a line."""
+    """The answer to a line."""
 
     status: int
     body: bytes
     request_id: str
     retry_after_s: float | None = None
     refused: str | None = None
-    """The code of the gateway's own refusal; None if the service answered."""
+    """Error code of the gateway's own refusal; None if the service answered."""
 
 
 class NotAnswered(Exception):
-    """A request got no answer. `sent` says whether it may have been worked on."""
+    """A request got no answer. `sent`: an engine may have worked on it."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -354,7 +355,7 @@ class NotAnswered(Exception):
 
 
 class AnswerTooLarge(NotAnswered):
-    """A request got an answer of more bytes than are kept. Another one would get the same."""
+    """The answer to a request exceeds the maximum size. A retry would get the same answer."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"the answer has more than {most} bytes", sent=True)
@@ -362,7 +363,7 @@ class AnswerTooLarge(NotAnswered):
 
 
 class Sender(Protocol):
-    """Sends one line to the OpenAI-compatible URL of the settings."""
+    """Sends lines to the OpenAI-compatible URL of the settings."""
 
     async def send(self, key_id: str, endpoint: str, body: bytes) -> Answer:
         """Send a request in tier batch, on behalf of a key.

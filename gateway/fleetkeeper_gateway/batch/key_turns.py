@@ -1,4 +1,4 @@
-"""Turns of long work that keys share, so that no key waits for all the work of another one."""
+"""Turns of long work that keys share fairly, so that no key waits for all the work of another."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager
 
 
 class KeyTurns:
-    """Some turns at the same time. Keys that wait get them one after another.
+    """A number of concurrent turns. Waiting keys get them in rotation.
 
-    The last free turn is for a key that has none. So a key never has all of them while it waits for more,
-    and another key waits at most for the work of one turn of each key before it.
+    The last free turn is reserved for a key without a turn. So a key that waits for more never holds all
+    turns, and another key waits at most for one turn of each key before it.
     """
 
     def __init__(self, places: int) -> None:
         self._places = places
         self._held: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Keys in the order of their next turn, and who waits for each, in the order of arrival."""
+        """Waiters by key in order of arrival; the keys in the order of their next turns."""
 
     @asynccontextmanager
     async def turn(self, key_id: str) -> AsyncIterator[None]:

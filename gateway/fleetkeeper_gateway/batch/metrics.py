@@ -61,13 +61,13 @@ LINE_SECONDS: Final = Histogram(
     "Time from sending a line to its whole answer.",
     buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600),
 )
-_LEAST_S: Final = 1.0
-"""A deadline that is nearer, or past, counts as this far."""
+_MIN_S: Final = 1.0
+"""Minimum distance of a deadline in the required rate; nearer and past deadlines count as this far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is left of one batch."""
+    """The unfinished work of one batch."""
 
     lines: int
     tokens: float
@@ -83,31 +83,31 @@ RATE: Final = Gauge(REQUIRED_RATE, "Least tokens per second that meet every dead
 
 
 def show_backlog(due: Mapping[tuple[str, str], Collection[Due]], now: float) -> None:
-    """Export what is left by namespace and name of the service, and nothing else.
+    """Set the backlog series to these services (namespace and name), and remove all others.
 
     Args:
-        due: what is left.
+        due: unfinished work by service.
         now: Unix seconds.
     """
     for gauge in (BACKLOG, REMAINING, EARLIEST, RATE):
         gauge.clear()
     for place, found in due.items():
-        BACKLOG.labels(*place).set(sum(one.tokens for one in found))
-        REMAINING.labels(*place).set(sum(one.lines for one in found))
-        EARLIEST.labels(*place).set(min(one.deadline for one in found))
+        BACKLOG.labels(*place).set(sum(batch.tokens for batch in found))
+        REMAINING.labels(*place).set(sum(batch.lines for batch in found))
+        EARLIEST.labels(*place).set(min(batch.deadline for batch in found))
         RATE.labels(*place).set(required_rate(found, now))
 
 
 def required_rate(due: Iterable[Due], now: float) -> float:
-    """Return the least rate, in tokens per second, that meets every deadline.
+    """Return the minimum rate, in tokens per second, that meets every deadline.
 
     >>> required_rate([Due(1, 100, 10.0), Due(1, 300, 20.0)], now=0.0)
     20.0
     """
     rate, tokens = 0.0, 0.0
-    for one in sorted(due, key=lambda one: one.deadline):
-        tokens += one.tokens
-        rate = max(rate, tokens / max(_LEAST_S, one.deadline - now))
+    for batch in sorted(due, key=lambda batch: batch.deadline):
+        tokens += batch.tokens
+        rate = max(rate, tokens / max(_MIN_S, batch.deadline - now))
     return rate
 
 
@@ -128,14 +128,14 @@ DEATHS: Final = Counter(
 
 _PREFIX: Final = "fleetkeeper_gateway_batch_"
 _SUMS: Final = frozenset({f"{_PREFIX}running_lines", f"{_PREFIX}concurrency"})
-"""The gauges of worker processes that mean something to the replica."""
+"""The gauges of worker processes that are summed for the replica."""
 
 Series = tuple[str, str, tuple[tuple[str, str], ...]]
-"""Name of a metric, name of one of its series, and labels."""
+"""Name of a metric, name of a series, and its labels."""
 
 
 def measured() -> list[tuple[Series, float]]:
-    """Return what a worker process has counted, for `OfAllProcesses`."""
+    """Return the counts of this worker process, for `OfAllProcesses`."""
     return [
         ((family.name, sample.name, tuple(sorted(sample.labels.items()))), sample.value)
         for family in REGISTRY.collect()
@@ -146,7 +146,7 @@ def measured() -> list[tuple[Series, float]]:
 
 
 class OfAllProcesses(Collector):
-    """The metrics of this process, and what its worker processes counted. Of one that ended, counts stay."""
+    """The metrics of this process, summed with those of its worker processes. Counters of ended ones stay."""
 
     def __init__(self, registry: Collector = REGISTRY) -> None:
         self._registry = registry
@@ -154,7 +154,7 @@ class OfAllProcesses(Collector):
         self._now: dict[int, dict[Series, float]] = {}
 
     def note(self, index: int, found: Iterable[tuple[Series, float]]) -> None:
-        """Take what a worker process has counted since its start, as JSON gives it back."""
+        """Store the counts of a worker process since its start, decoded from JSON."""
         self._now[index] = {
             (family, name, tuple((label, text) for label, text in labels)): value
             for (family, name, labels), value in found

@@ -1,4 +1,4 @@
-"""What the parts of the process exchange. Pure: no library, no I/O."""
+"""Values that the parts of the process exchange. Pure: no library, no I/O."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 MAX_LINES = 50_000
 MAX_FILE_BYTES = 209_715_200
 MAX_ATTEMPTS = 5
-"""Attempts of a line that were sent and got no proper answer. Then it fails. A 429 or 503 is none."""
+"""Maximum attempts of a line that were sent and got no proper answer; 429 and 503 do not count."""
 MAX_KILLS = 2
-"""Worker processes that may end while they handle the answer of a line. Then it fails."""
+"""Maximum worker processes that may end while they handle the answer of a line, before it fails."""
 MAX_CHUNK_LINES = 256
 MAX_CHUNK_BYTES = 4_194_304
-"""Input of a chunk. A longer line is a chunk of its own."""
+"""Maximum input of a chunk. A longer line is a chunk of its own."""
 MAX_PART_BYTES = 16_777_216
 
 
@@ -33,7 +33,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file of a key. It exists once its record does; its bytes never change."""
+    """A file of a key. It exists once its record exists; its bytes never change."""
 
     id: str
     """`file-` and 32 hexadecimal digits."""
@@ -50,7 +50,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a key has stored."""
+    """Files and bytes that a key has stored."""
 
     files: int = 0
     bytes: int = 0
@@ -58,7 +58,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """What was asked for. It never changes."""
+    """A batch as it was created. It never changes."""
 
     id: str
     """`batch_` and 32 hexadecimal digits."""
@@ -79,7 +79,7 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class LineRef:
-    """Where a line is in the input file."""
+    """The position of a line in the input file."""
 
     number: int
     """From 0. Empty lines have no number."""
@@ -101,37 +101,37 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """What the input file was found to be. It never changes."""
+    """The result of validating the input file. It never changes."""
 
     lines: int
     model: str
-    """The one model of all lines; empty if there are mistakes."""
+    """The common model of all lines; empty if there are mistakes."""
     tokens: int
-    """Estimate of the tokens of all lines, as the limits estimate a request."""
+    """Estimated tokens of all lines, by the formula of the limits."""
     at: int
     """Unix seconds."""
     mistakes: tuple[Mistake, ...] = ()
-    """At most 100. If there is one, the batch fails and no line runs."""
+    """At most 100 mistakes. With any mistake the batch fails and no line runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one line, as a part of a chunk's log has it."""
+    """The result of one line in a part of a chunk's log."""
 
     line: int
     ok: bool
-    """Whether it belongs in the output file; otherwise in the error file."""
+    """True if it belongs in the output file; otherwise in the error file."""
     text: bytes
     """The line of the output or error file, JSON without an end of line."""
     ran: bool = True
-    """False: the batch ended first. Then it counts neither as completed nor as failed."""
+    """False if the batch ended first. Then the line counts neither as completed nor as failed."""
 
 
 class Trouble(enum.IntEnum):
-    """What an attempt ended with instead of an answer."""
+    """The end of an attempt without an answer."""
 
     FAILED = 0
-    """It was sent, and got no proper answer."""
+    """The line was sent, and got no proper answer."""
     KILLED = 1
     """The process that handled the answer ended."""
 
@@ -155,7 +155,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the logs of a batch have: the results that are written, and which chunks are open."""
+    """Progress in the logs of a batch: the written results, and the open chunks."""
 
     counts: Counts
     open: frozenset[int]
@@ -164,7 +164,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """How a batch ended. Created once; whoever comes second reads it."""
+    """The end of a batch. Created once; a second writer reads it."""
 
     status: Status
     """completed, expired, cancelled or failed."""
@@ -174,4 +174,4 @@ class Final:
     output_file: str | None = None
     error_file: str | None = None
     mistakes: tuple[Mistake, ...] = ()
-    """Why it failed, but for the mistakes in its input file."""
+    """Reasons of the failure, without the mistakes in its input file."""

@@ -1,4 +1,4 @@
-"""What the batch process consists of, made from the settings."""
+"""The parts of the batch process, made from the settings."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ __all__ = ["CLIENT_TIMEOUT_S", "AllSettings", "BatchParts", "create_parts"]
 log = structlog.get_logger(__name__)
 
 CLIENT_TIMEOUT_S = 60.0
-"""Longest time that a client may send or read nothing."""
+"""Maximum time in which a client sends or reads nothing."""
 RECORD_S: Final = 20.0
-"""Time in which worker processes write results, after their drain."""
-_MOST_ANSWERS: Final = 256
-"""Answers to one line that count in the backlog: the default of maxSequences. Engines refuse a line with more."""
+"""Time for worker processes to write results after their drain."""
+_MAX_ANSWERS: Final = 256
+"""Maximum answers to one line in the backlog: the default of maxSequences. Engines refuse lines with more."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchParts:
-    """What the process consists of."""
+    """The parts of the process."""
 
     storage: Storage
     queue: RedisQueue
@@ -67,10 +67,10 @@ class BatchParts:
 
 @contextlib.asynccontextmanager
 async def create_parts(settings: AllSettings) -> AsyncIterator[BatchParts]:
-    """Make the parts, and close them at the end.
+    """Create the parts, and close them at the end.
 
     Raises:
-        CannotStart: if the settings do not fit, or the API server's address cannot be found.
+        CannotStart: if the settings are not valid, or the API server's address cannot be found.
     """
     batch = settings.batch
     if not _is_base_url(batch.batch_upstream):
@@ -79,7 +79,7 @@ async def create_parts(settings: AllSettings) -> AsyncIterator[BatchParts]:
         )
     audit = create_audit_log()
     keys, services = _cluster_parts(settings, audit)
-    # Of this start: what an earlier process of this pod held is not ours.
+    # Unique to this start: chunks that an earlier process of this pod held are not ours.
     name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     async with create_common(settings, name) as (storage, queue):
         try:
@@ -122,8 +122,8 @@ def _lifecycle(
 
 
 def _line_tokens(prompt_bytes: int, max_tokens: int | None, answers: int, *, cap: int) -> int:
-    """Return the tokens of a line that the operator is to make room for."""
-    return estimate_tokens(prompt_bytes, max_tokens, min(answers, _MOST_ANSWERS), cap)
+    """Return the tokens that a line adds to the backlog, for which the operator provides capacity."""
+    return estimate_tokens(prompt_bytes, max_tokens, min(answers, _MAX_ANSWERS), cap)
 
 
 def _pool(
@@ -165,7 +165,7 @@ def _pool(
 
 
 def _is_base_url(text: str) -> bool:
-    """Return whether lines can be sent to a URL, which is followed by paths that begin with /v1."""
+    """Return whether lines can be sent to a URL, to which paths that begin with /v1 are appended."""
     try:
         url = urlsplit(text)
     except ValueError:

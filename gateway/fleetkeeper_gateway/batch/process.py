@@ -1,8 +1,8 @@
-"""The process `batch`: files and batches of clients, and the lines that it sends to their services.
+"""The process `batch`: serves clients' files and batches, and sends the lines to their services.
 
-Any number of replicas may run on a store that they share. Each answers requests and runs lines; one of
-them leads, which drives the life of all batches. Lines run in worker processes, which it starts. It needs
-its store and Redis, and the API server at the start. `serve` may be away: lines wait.
+Any number of replicas may share a store. Each serves requests and runs lines, in worker processes that it
+starts. One of them is the leader, which moves all batches from state to state. A replica needs its store
+and Redis, and the API server at the start. While `serve` is away, lines wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fleetkeeper_gateway.telemetry.logs import configure_logs
 log = structlog.get_logger(__name__)
 
 _END_S = 10
-"""Time that requests have to end after a SIGTERM."""
+"""Time for requests to end after a SIGTERM."""
 _SWEEP_S = 3600.0
 _FIRST_SWEEP_S = 60.0
 _CHECK_S = 2.0
@@ -81,7 +81,7 @@ async def _serve(settings: BatchSettings, parts: BatchParts, stopping: asyncio.E
     has_store = is_draining = False
 
     def state() -> dict[str, bool]:
-        # Without Redis requests may come: files and batches are kept.
+        # Requests are accepted without Redis: files and batches are in the store.
         keys = parts.keys.synced
         return {
             "ready": has_store and keys and not is_draining,
@@ -114,7 +114,7 @@ async def _serve(settings: BatchSettings, parts: BatchParts, stopping: asyncio.E
                 pool_task = tasks.create_task(parts.pool.run())
                 requests_task = tasks.create_task(requests.serve(sockets=[requests_socket]))
                 log.info("batch process serves", requests=requests_socket.getsockname()[:2])
-                # What lasts as long as the process is not looked at by each full collection.
+                # Objects that live as long as the process are excluded from full collections.
                 gc.collect()
                 gc.freeze()
                 await stopping.wait()
@@ -122,7 +122,7 @@ async def _serve(settings: BatchSettings, parts: BatchParts, stopping: asyncio.E
                 parts.pool.stop()
                 await pool_task
                 await requests_task
-                # While the queue is there: what leads gives its lease back.
+                # Before the queue closes: the leader releases its lease.
                 for task in work:
                     task.cancel()
                 await asyncio.wait(work)
@@ -133,10 +133,10 @@ async def _serve(settings: BatchSettings, parts: BatchParts, stopping: asyncio.E
 
 
 async def _store_answers(storage: Storage, stopping: asyncio.Event) -> bool:
-    """Wait until the store can be used. Return False if the process has to end before.
+    """Wait until the store can be used. Return False if the process has to end first.
 
     Raises:
-        CannotStart: if it is not one that can be used.
+        CannotStart: if the store can never be used.
     """
     while not stopping.is_set():
         try:
@@ -153,7 +153,7 @@ async def _store_answers(storage: Storage, stopping: asyncio.Event) -> bool:
 
 
 async def _sweep(parts: BatchParts) -> None:
-    """Delete what has expired, every hour, in the process that leads."""
+    """Delete expired objects every hour, in the leader."""
     await asyncio.sleep(_FIRST_SWEEP_S)
     while True:
         with noted("sweep", "the store was not swept"):

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class BatchSettings(BaseSettings):
-    """Where batches are kept, where their lines go, and what keys may store."""
+    """Settings of the store, of the upstream of lines, and of the quotas of keys."""
 
     model_config = SettingsConfigDict(
         env_prefix="FLEETKEEPER_GATEWAY_",
@@ -38,7 +38,7 @@ class BatchSettings(BaseSettings):
         description="Whether a file:// directory is a volume that all replicas share. Otherwise a second replica does not start.",
     )
     batch_store_timeout_seconds: float = Field(
-        30, gt=0, description="Longest time of one call to the store."
+        30, gt=0, description="Maximum time of one call to the store."
     )
     batch_upstream: str = Field(
         "",
@@ -56,7 +56,7 @@ class BatchSettings(BaseSettings):
         1024,
         ge=1,
         le=4096,
-        description="Most lines of one replica that run at the same time, in all its processes.",
+        description="Maximum lines of one replica that run at the same time, in all its processes.",
     )
     batch_processes: int = Field(
         4, ge=1, le=32, description="Processes of one replica that send lines and handle answers."
@@ -64,47 +64,47 @@ class BatchSettings(BaseSettings):
     batch_process_bytes: int = Field(
         536_870_912,
         ge=134_217_728,
-        description="Most bytes of data of each such process (RLIMIT_DATA). One that needs more ends, and is replaced.",
+        description="Maximum bytes of data of each such process (RLIMIT_DATA). A process that needs more ends, and is replaced.",
     )
     batch_answer_bytes: int = Field(
         8_388_608,
         ge=1024,
         le=15_728_640,
-        description="Most bytes of the answer to one line. A longer one is the error answer_too_large.",
+        description="Maximum bytes of the answer to one line. A longer answer is the error answer_too_large.",
     )
     batch_line_timeout_seconds: float = Field(
-        3600, gt=0, description="Longest time of one line from its sending to its whole answer."
+        3600, gt=0, description="Maximum time of one line from its sending to its whole answer."
     )
     batch_end_seconds: float = Field(
         60,
         ge=0,
-        description="Time that lines which run have to end after their batch was cancelled or expired.",
+        description="Time for running lines to end after their batch was cancelled or expired.",
     )
     batch_drain_seconds: float = Field(
-        30, ge=0, description="Time that lines which run have to end after a SIGTERM."
+        30, ge=0, description="Time for running lines to end after a SIGTERM."
     )
     batch_retention_days: int = Field(
         30, ge=1, le=3650, description="Days after which files and ended batches are deleted."
     )
-    batch_key_files: int = Field(10_000, ge=1, description="Most files of one key.")
+    batch_key_files: int = Field(10_000, ge=1, description="Maximum files of one key.")
     batch_key_bytes: int = Field(
-        5_368_709_120, ge=1, description="Most bytes of all files of one key."
+        5_368_709_120, ge=1, description="Maximum bytes of all files of one key."
     )
     batch_key_active: int = Field(
-        2000, ge=1, description="Most batches of one key that have not ended."
+        2000, ge=1, description="Maximum batches of one key that have not ended."
     )
     batch_key_lines: int = Field(
         2_000_000,
         ge=50_000,
-        description="Most lines of all batches of one key that have not ended.",
+        description="Maximum lines of all batches of one key that have not ended.",
     )
     batch_key_batches: int = Field(
         10_000,
         ge=1,
-        description="Most batches of one key. Those that ended first are deleted for new ones.",
+        description="Maximum batches of one key. Those that ended first are deleted for new ones.",
     )
     batch_key_calls: int = Field(
         3000,
         ge=1,
-        description="Most calls of one key a minute about files and batches, of one replica.",
+        description="Maximum calls of one key a minute about files and batches, for each replica.",
     )

@@ -34,7 +34,7 @@ def new_attempt(secret: bytes, service: str, request: str, key: str, tier: str) 
 
 
 class AttemptChecker:
-    """Tells attempts of this gateway from others."""
+    """Checks whether an attempt came from this gateway."""
 
     def __init__(self, keys: KeyFiles) -> None:
         self._keys = keys
@@ -48,11 +48,11 @@ class AttemptChecker:
         known = (keys.signing, keys.following)
         return any(
             hmac.compare_digest(
-                _code(one.attempt_secret, nonce, service, request, key, tier).encode(),
+                _code(keys.attempt_secret, nonce, service, request, key, tier).encode(),
                 code.encode(),
             )
-            for one in known
-            if one is not None
+            for keys in known
+            if keys is not None
         )
 
 

@@ -27,7 +27,7 @@ from fleetkeeper_contract.grants import (
 logger = logging.getLogger("fleetkeeper_gateway.grants")
 
 CHECK_PERIOD_S = 1.0
-"""Time between two looks at the files. A look without a change takes four stat calls."""
+"""Period of the check for changed files. A check without a change takes four stat calls."""
 _ATTEMPTS = b"fleetkeeper attempt"
 _FILES = (SIGNING_FILE, GRANT_JWKS_FILE, NEXT_FILE, SIGN_FROM_FILE)
 
@@ -43,7 +43,7 @@ class SigningKey:
     kid: str
     private: Ed25519PrivateKey
     attempt_secret: bytes
-    """Of the codes in IDs of attempts, derived from the private key."""
+    """Secret of the codes in attempt IDs, derived from the private key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class KeySet:
 
 
 class KeyFiles:
-    """The keys of a directory. What cannot be read leaves the last keys in force."""
+    """The keys of a directory. If a file cannot be read, the last keys remain valid."""
 
     def __init__(
         self, directory: Path | None, wall: Callable[[], float], monotonic: Callable[[], float]
@@ -93,7 +93,7 @@ class KeyFiles:
         return keys.current(self._wall())
 
     def keys(self) -> KeySet | None:
-        """Return the keys in force, read again at most once a second and only after a change."""
+        """Return the valid keys. The files are read again only after a change, and checked at most once a second."""
         now = self._monotonic()
         if self._directory is not None and now - self._checked >= CHECK_PERIOD_S:
             self._checked = now
@@ -106,7 +106,7 @@ class KeyFiles:
         try:
             self._keys = read_keys(directory)
         except (OSError, ValueError) as error:
-            # What is wrong waits for another version. What could not be read is tried again.
+            # An invalid version is not read again. A failed read is repeated.
             self._seen = seen if isinstance(error, ValueError) else None
             problem = f"{directory}: {error}"
             if problem != self._problem:

@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class GrantSettings(BaseSettings):
-    """The place of the keys that sign grants."""
+    """Settings of the keys that sign grants."""
 
     model_config = SettingsConfigDict(
         env_prefix="FLEETKEEPER_GATEWAY_", env_ignore_empty=True, frozen=True

@@ -1,6 +1,6 @@
-"""Signs grants, and the tokens of the usage process and the batch process; reads what comes back.
+"""Signs grants, and the tokens of the usage process and the batch process; verifies those that arrive.
 
-What comes back are grants of our own that clients pass on, and tokens of the batch process.
+Two kinds arrive: our own grants, which clients pass on, and tokens of the batch process.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class UsageTokenSigner:
 
 
 class BatchTokenSigner:
-    """Signs the tokens with which the batch process asks the gateway on behalf of a key."""
+    """Signs the tokens with which the batch process sends requests on behalf of a key."""
 
     def __init__(self, keys: KeyFiles, wall: Callable[[], float] = time.time) -> None:
         self._keys = keys
@@ -112,7 +112,7 @@ class BatchTokenReader:
         self._wall = wall
 
     def key_of(self, token: str) -> str | None:
-        """Return the ID of the key that a valid token names; None for everything else."""
+        """Return the ID of the key that a valid token names; None without a valid token."""
         claims = self._signed_claims(token)
         if claims is None:
             return None
@@ -155,7 +155,7 @@ class BatchTokenReader:
 
 
 class GrantReader:
-    """Reads grants that arrive in a client's baggage: the request came through a gateway before."""
+    """Verifies grants in a client's baggage, which show that the request came through a gateway before."""
 
     def __init__(self, keys: KeyFiles, wall: Callable[[], float] = time.time) -> None:
         self._keys = keys
@@ -177,7 +177,7 @@ class GrantReader:
                 algorithms=["EdDSA"],
                 issuer=GRANT_ISSUER,
                 # The grant of the request before was for another service. A copied grant that has
-                # expired must not make a request of its own look like a loop.
+                # expired must not make the request of its holder count as a loop.
                 options={
                     "require": ["exp"],
                     "verify_aud": False,

@@ -1,1 +1,1 @@
-"""The request path: what clients send, and what they are answered."""
+"""The request path: clients' requests and their answers."""

@@ -1,4 +1,4 @@
-"""The port of health and metrics, which clients do not reach."""
+"""The port for health and metrics, which clients cannot reach."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def admin_application(
     """Return the application of the admin port.
 
     Args:
-        state: returns what readiness follows from, and `ready` itself.
+        state: returns `ready` and the conditions that it depends on.
         page: returns the page of metrics.
     """
 

@@ -1,4 +1,4 @@
-"""Answers that the gateway gives itself."""
+"""Answers of the gateway itself."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ async def refuse(
     unread: bool,
     close: bool = False,
 ) -> None:
-    """Send a refusal, with a mark that no answer of a service has.
+    """Send a refusal, marked with a header that no answer of a service has.
 
     Args:
         send: to the client.
         receive: from the client.
         refusal: the reason.
         headers: further headers.
-        unread: whether the client may still send its body. The connection ends then.
-        close: whether the connection ends at once. A client that still sends may not read the refusal.
+        unread: True if the client may still send its body. The connection is closed then.
+        close: True to close the connection at once. A client that still sends may not read the refusal.
     """
     body = refusal.body()
     headers = [*refusal.headers, *headers, (_REFUSED, refusal.code.encode())]

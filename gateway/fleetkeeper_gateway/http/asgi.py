@@ -1,4 +1,4 @@
-"""The ASGI types of the proxy. It is a plain ASGI callable: a framework would cost more than it saves."""
+"""ASGI types of the proxy, which is a plain ASGI callable: a framework would cost more than it saves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ClientGone(Exception):
-    """The client hung up."""
+    """The client closed the connection."""
 
 
 def address_of(scope: Scope) -> str:

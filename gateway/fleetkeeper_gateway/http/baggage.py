@@ -1,4 +1,4 @@
-"""W3C Baggage: the client's entries are kept, and the grant travels in an entry of its own."""
+"""W3C Baggage: keeps the client's entries, and carries the grant in an entry of its own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fleetkeeper_gateway.http.errors import Refusal
 
 
 class GrantReader(Protocol):
-    """Reads grants that this gateway, or one with the same keys, signed."""
+    """Verifies grants that this gateway, or a gateway with the same keys, signed."""
 
     def hops_of(self, grant: str) -> int | None:
-        """Return the gateways that a request with this grant passed; None if it is no valid grant."""
+        """Return the number of gateways that a request with this grant passed; None if the grant is not valid."""
 
 
 def split_baggage(values: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -34,7 +34,7 @@ def next_hop(grants: Iterable[str], reader: GrantReader) -> int:
     """Return the number of gateways that the request will have passed, this one included.
 
     Raises:
-        Refusal: 508 if it passed too many; it goes round in a circle.
+        Refusal: 508 if it passed too many, which means a loop.
     """
     hops = 1 + max((reader.hops_of(grant) or 0 for grant in grants), default=0)
     if hops > MAX_HOPS:

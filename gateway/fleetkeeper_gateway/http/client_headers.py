@@ -1,4 +1,4 @@
-"""What a client's headers mean, and which of them a service gets to see."""
+"""Parses a client's headers, and selects those that a service receives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _DROPPED = _HOP_BY_HOP | {
-    # What identifies a client to the gateway, or to a proxy before it.
+    # Identifies a client to the gateway, or to a proxy before it.
     b"authorization",
     b"proxy-authorization",
     b"cookie",
@@ -50,7 +50,7 @@ _DROPPED = _HOP_BY_HOP | {
     b"http2-settings",
 }
 _PREFIX_KEY = b"x-fleetkeeper-prefix"
-"""The key that a client names for `routing.policy: PrefixAware`."""
+"""The prefix key of a client, for `routing.policy: PrefixAware`."""
 _DROPPED_PREFIXES = (b"x-fleetkeeper-", b"x-forwarded-", b"x-vllm-")
 _SINGLE = frozenset(
     {
@@ -63,13 +63,13 @@ _SINGLE = frozenset(
         TIER_HEADER.lower().encode(),
     }
 )
-"""Headers that two readers could understand differently if there were two of them."""
+"""Headers that must be single: two readers could interpret a repeated one differently."""
 _ANSWER = frozenset({b"content-type", b"content-length", b"content-encoding", b"retry-after"})
-"""Headers of a service that its client receives. OpenAI's API names these and `openai-*`."""
+"""Headers of a service's answer that the client receives, beside `openai-*`: those of OpenAI's API."""
 _ANSWER_PREFIXES = (b"openai-",)
 _MAX_ID_BYTES = 200
 _CACHED_BYTES = 64
-"""Longer names are not kept in the cache: a client chooses them."""
+"""Maximum bytes of a header name in the cache, because a client chooses the names."""
 
 
 @dataclass(slots=True)
@@ -77,12 +77,12 @@ class ClientHeaders:
     """The headers of one request."""
 
     forwarded: list[tuple[str, str]] = field(default_factory=list)
-    """What the service gets, without what the gateway adds."""
+    """Headers for the service, without those that the gateway adds."""
     authorization: str | None = None
     tier: str | None = None
     service: str | None = None
     request_id: str | None = None
-    """The client's own ID of the request, if it is short printable ASCII."""
+    """The client's request ID, if it is short printable ASCII."""
     baggage: list[str] = field(default_factory=list)
     content_length: int | None = None
     encoding: str = ""
@@ -90,10 +90,10 @@ class ClientHeaders:
 
 
 def parse_headers(headers: Iterable[tuple[bytes, bytes]]) -> ClientHeaders:
-    """Return what the headers of a request mean.
+    """Parse the headers of a request.
 
     Raises:
-        Refusal: if a header that must be single is there twice.
+        Refusal: if a header that must be single is repeated.
     """
     parsed = ClientHeaders()
     own: dict[bytes, bytes] = {}
@@ -160,9 +160,9 @@ def _identifier(value: bytes | None) -> str | None:
 
 
 def _forwarded_name(name: bytes) -> str | None:
-    """Return the name under which a header is passed on; None if it is dropped.
+    """Return the name under which a header is forwarded; None if it is dropped.
 
-    Underscores count as hyphens: some servers do not tell them apart.
+    Underscores count as hyphens, because some servers treat both alike.
     """
     plain = name.replace(b"_", b"-")
     if plain in _DROPPED or (plain.startswith(_DROPPED_PREFIXES) and plain != _PREFIX_KEY):
@@ -174,7 +174,7 @@ _known_name = lru_cache(maxsize=1024)(_forwarded_name)
 
 
 def _text(value: bytes) -> str | None:
-    """Return a value as the client library will encode it again; None if it has no such form."""
+    """Return a value as text that the client library encodes to the same bytes; None if there is none."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -186,10 +186,10 @@ def _text_of_tokens(value: bytes) -> list[str]:
 
 
 def response_headers(raw: Iterable[tuple[bytes, bytes]], own: Headers) -> Headers:
-    """Return the headers of a service's response for the client, with our own beside them.
+    """Return the headers of a service's response for the client, together with our own.
 
-    All services answer in the name of the gateway's host. So a service says what its answer is, and
-    sets nothing for the host: no cookies, no redirects, no policies, none of the gateway's headers.
+    All services answer under the gateway's host name. So a service may describe its answer, but set
+    nothing for the host: no cookies, no redirects, no policies, none of the gateway's headers.
 
     Args:
         raw: the headers as the service sent them.

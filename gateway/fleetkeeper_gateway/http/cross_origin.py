@@ -1,4 +1,4 @@
-"""Answers for browsers: the origins that an administrator allows, and their preflights (CORS)."""
+"""Cross-origin requests of browsers (CORS): allowed origins and preflights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleetkeeper_gateway.http.asgi import Headers, Message, Receive, Scope, Send
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _SECONDS: Final = b"600"
-"""Time for which a browser need not ask again."""
+"""Time for which a browser may cache a preflight."""
 _EXPOSED: Final = b", ".join(
     (
         b"retry-after",
@@ -31,9 +31,9 @@ _BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class CrossOrigin:
-    """An application whose answers scripts of some origins may read.
+    """An application whose answers may be read by scripts of the allowed origins.
 
-    No answer allows credentials of the browser: a script sends its key itself.
+    No answer allows the browser's credentials: a script sends its key itself.
     """
 
     def __init__(self, application: Application, origins: Iterable[str]) -> None:
@@ -71,7 +71,7 @@ def _is_preflight(scope: Scope, sent: dict[bytes, bytes]) -> bool:
 
 
 async def _allow(send: Send, own: Headers, asked: bytes) -> None:
-    """Answer a preflight, which has no key: the request that follows needs one."""
+    """Answer a preflight. It has no key; the request that follows needs a key."""
     headers = [*own, (b"access-control-allow-methods", b"GET, POST")]
     if asked and _HEADER_NAMES.fullmatch(asked):
         headers.append((b"access-control-allow-headers", asked))

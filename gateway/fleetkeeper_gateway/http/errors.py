@@ -12,11 +12,11 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 LIMIT_REACHED = "rate_limit_exceeded"
 _SHOWN = 200
-"""Characters of a client's value that an error repeats."""
+"""Maximum characters of a client's value that an error repeats."""
 
 
 class Refusal(Exception):
-    """An answer of the gateway itself. The message is for the client; it is never logged."""
+    """A refusal by the gateway. The message is for the client; it is never logged."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Refusal(Exception):
         self.details = details or {}
 
     def body(self) -> bytes:
-        """Return the error as OpenAI's clients read it."""
+        """Return the error in the format of OpenAI's API."""
         error = {
             "message": str(self),
             "type": self.kind,
@@ -74,7 +74,7 @@ def limit_refused(error: LimitRefused) -> Refusal:
 def unknown_model(model: str) -> Refusal:
     """Return the refusal of a model that does not exist, or that the key may not use.
 
-    It is the same for both, so that nobody learns which models others have.
+    Both get the same refusal, so that a client does not learn which models others have.
     """
     return Refusal(
         404,

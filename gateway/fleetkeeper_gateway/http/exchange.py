@@ -1,4 +1,4 @@
-"""One request to a service, from its head to its last byte."""
+"""A request to a service, from its head to the last byte of its answer."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ from fleetkeeper_gateway.upstream.flood import FloodError
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.http")
 
 CLIENT_CLOSED: Final = 499
-"""Status in the audit log of a request whose client did not get a status."""
+"""Status in the audit log of a request whose client got no status."""
 FLOOD_BYTES: Final = 4 * 1024**2
-"""What an answer that is cut as a flood counts among refused bytes. No honest service sends any."""
+"""Bytes that an answer aborted as a flood adds to the refused bytes. A well-behaved service sends no flood."""
 _RETRY_S: Final = 5
 _LONG_RETRY_S: Final = 30
 _REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
@@ -63,7 +63,7 @@ _CLIENT_REQUEST_ID = CLIENT_REQUEST_ID_HEADER.lower().encode()
 
 
 class UpstreamLost(Exception):
-    """A service's answer ended before its end."""
+    """A service's answer broke off."""
 
 
 class Exchange:
@@ -91,19 +91,19 @@ class Exchange:
         self._key: Key | None = None
         self._key_id: str | None = None
         self._source = address_of(scope)
-        """Who pays for a refusal: the client's address until its key is known."""
+        """Source that a refusal is counted for: the client's address until its key is known."""
         self._tier: Tier | None = None
         self._service: Service | None = None
         self._model: str | None = None
         self._admission: Admission | None = None
         self._prompt_tokens = 0
-        """Estimate of the prompt."""
+        """Estimated tokens of the prompt."""
         self._sent = False
-        """Whether a service may have worked on it."""
+        """True once a service may have worked on the request."""
         self._started = False
-        """Whether the head of an answer was sent."""
+        """True once the head of an answer was sent to the client."""
         self._answered = False
-        """Whether a part of a service's answer came."""
+        """True once a part of a service's answer arrived."""
         self._outcome = "ok"
         self._status = CLIENT_CLOSED
 
@@ -169,7 +169,7 @@ class Exchange:
         self._connection.accept()
         key = self._key = caller.key
         self._key_id = self._open.key_id = key.id
-        # A key's batches, which name any model, do not stop its other requests.
+        # A key's batches may name any model. Their refusals do not stop its other requests.
         self._source = f"batch of {key.id}" if caller.in_batch else f"key {key.id}"
         gateway.refused.check(self._source)
         tier = self._tier = Tier.BATCH if caller.in_batch else choose_tier(headers.tier, key)
@@ -205,7 +205,7 @@ class Exchange:
         self._sent = may_be_sent
 
     def _attempt(self, key: Key, tier: Tier, baggage: list[str], hops: int) -> Attempt | None:
-        """Return the request as it is sent now. Its service may have changed since the last time."""
+        """Return the request for the next attempt. Its service may have changed since the last attempt."""
         if self._service is None:
             return None
         service = self._gateway.parts.services.named(self._service.namespace, self._service.name)
@@ -228,10 +228,11 @@ class Exchange:
         return Attempt(service, headers)
 
     def _grant(self, service: Service, key: Key, tier: Tier, hops: int) -> str | None:
-        """Return a grant, also for a service that does not demand one.
+        """Return a grant, also for a service that does not demand grants.
 
-        An engine that already demands none, or still demands one after a change, accepts it, and
-        counts usage by key. Without a key to sign, such a service gets none.
+        After a change of spec.access an engine may still demand grants, or already not. It accepts a
+        grant in both cases, and counts usage by key. Without a signing key, a service that demands no
+        grant gets none.
         """
         try:
             return self._gateway.parts.signer.sign(
@@ -252,7 +253,7 @@ class Exchange:
             ) from error
 
     async def _forward(self, opened: Opened) -> None:
-        """Pass the answer on, part by part."""
+        """Forward the answer, part by part."""
         response = opened.response
         self._body.release()
         try:
@@ -296,21 +297,21 @@ class Exchange:
                 return
 
     async def _release(self) -> None:
-        """Give back what the limits hold. Idempotent.
+        """Release the reservation of the limits. Idempotent.
 
         It runs before the last part is sent: a client whose concurrency is 1 may send its next
         request at once.
         """
         if self._admission is None:
             return
-        # An engine counts a prompt with its first token. Without this, a client that hangs up just before
-        # would have its prompt computed for nothing.
+        # An engine counts a prompt with its first token. Without this, a client that disconnects just before
+        # would get its prompt computed free of charge.
         hung_up = self._open.reason == "client_gone" and not self._answered
         least = self._prompt_tokens if hung_up else 0
         await self._admission.release(sent=self._sent, least=least)
 
     async def _aborted(self, reason: str) -> None:
-        """End a request that was aborted: by an error, or visibly if its answer has begun."""
+        """End an aborted request: with an error, or by a visible abort if its answer has begun."""
         refusal = _ABORTS.get(reason)
         if refusal is None or self._started:
             self._end_early(reason)
@@ -318,7 +319,7 @@ class Exchange:
             return
         self._stop_watching()
         if reason == "draining" and self._sent:
-            # Its 503 says that nothing was sent, also to a gateway before this one.
+            # This 503 states that nothing was sent, also to a gateway before this one.
             await self._refuse(_failed("The gateway ended after the request was sent."))
             return
         status, code, message, kind = refusal
@@ -336,7 +337,8 @@ class Exchange:
         metrics.REFUSED.labels(refusal.code).inc()
         refused = self._gateway.refused
         is_excess = refused.wait_s(self._source) > 0
-        # A limit that refuses a body unread costs next to nothing. A client far above its limit is to keep it.
+        # Refusing an unread body costs next to nothing, so it is not counted. A client far above its limit
+        # keeps its connection.
         is_unread_limit = refusal.code == LIMIT_REACHED and not self._body.size
         if not is_excess and 400 <= refusal.status < 500 and not is_unread_limit:
             refused.add(self._source, self._body.size)
@@ -372,10 +374,10 @@ class Exchange:
         return headers
 
     def _check_floods(self, service: Service) -> None:
-        """Check that a service may be asked.
+        """Check that a service may get requests.
 
         Raises:
-            Refusal: if too many of its answers were cut.
+            Refusal: if too many of its answers were aborted as floods.
         """
         wait_s = self._gateway.refused.wait_s(_flood_of(service))
         if wait_s > 0:
@@ -387,7 +389,7 @@ class Exchange:
             )
 
     def _count_flood(self, error: Exception) -> None:
-        """Count an answer that was cut. A service with many is asked less often."""
+        """Count an answer that was aborted as a flood. A service with many such answers gets fewer requests."""
         if self._service is not None and isinstance(error.__cause__, FloodError):
             self._gateway.refused.add(_flood_of(self._service), FLOOD_BYTES)
 
@@ -422,9 +424,9 @@ class Exchange:
 
 
 def _is_refused(status: int) -> bool:
-    """Return whether a service answers that it did not work on the request.
+    """Return whether a service's answer states that it did not work on the request.
 
-    Its estimate is given back at once: nobody settles a request that an engine sheds.
+    The estimate of such a request is released at once: the usage process never settles a shed request.
     """
     return 400 <= status < 500 or status == 503
 
@@ -441,10 +443,10 @@ _ABORTS: Final = {
     "key_revoked": (
         401,
         "invalid_api_key",
-        "The key is not in force any more.",
+        "The key is no longer valid.",
         "invalid_request_error",
     ),
     "timeout": (504, "request_timeout", "The request took longer than the gateway allows.", SERVER),
     "draining": (503, "draining", "The gateway is shutting down. Send the request again.", SERVER),
 }
-"""Aborts that are answered, if no answer has begun."""
+"""Refusals for aborts, if no answer has begun."""

@@ -1,4 +1,4 @@
-"""The open requests, and what ends them from outside: their key, their time, the end of the process."""
+"""The open requests, and the checks that abort them: key revoked, time over, process ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleetkeeper_gateway.interfaces import Keys
 from fleetkeeper_gateway.telemetry import metrics
 
 PERIOD_S: Final = 0.5
-"""Time between two checks. A revoked key ends its streams within 2 s, of which the watch takes most."""
+"""Period of the checks. A revoked key ends its streams within 2 s, most of which the watch takes."""
 
 
 class OpenRequest:
@@ -24,13 +24,13 @@ class OpenRequest:
         self.arrived = arrived
         self.key_id: str | None = None
         self.waiting_since = math.inf
-        """When the wait for the next part of the answer began; infinite if there is no such wait."""
+        """Start of the wait for the next part of the answer; infinite without such a wait."""
         self.reason: str | None = None
-        """Why it was aborted."""
+        """Reason of the abort; None without an abort."""
         self.done = False
 
     def abort(self, reason: str) -> None:
-        """End it. The first reason counts."""
+        """Abort the request. The first reason counts."""
         if self.reason is None and not self.done:
             self.reason = reason
             self.task.cancel()
@@ -52,28 +52,28 @@ class OpenRequests:
         return len(self._requests)
 
     def add(self, request: OpenRequest) -> None:
-        """Begin to watch a request."""
+        """Start to check a request."""
         self._requests.add(request)
 
     def remove(self, request: OpenRequest) -> None:
-        """End the watch: nothing can abort the request any more."""
+        """Stop checking a request. It cannot be aborted anymore."""
         request.done = True
         self._requests.discard(request)
 
     def abort_all(self, reason: str) -> None:
-        """End every request."""
+        """Abort every request."""
         for request in list(self._requests):
             request.abort(reason)
 
     async def watch(self) -> None:
-        """End requests whose time is over or whose key is not in force, until cancelled."""
+        """Run `check` periodically until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(PERIOD_S)
             self.check(loop.time(), time.time())
 
     def check(self, now: float, wall: float) -> None:
-        """End requests whose time is over or whose key is not in force.
+        """Abort requests whose time is over or whose key is not valid anymore.
 
         Args:
             now: the event loop's time.

@@ -1,4 +1,4 @@
-"""What one process of the request path is made of."""
+"""The parts of a process of the request path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fleetkeeper_gateway.upstream.attempts import Upstream
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that others make."""
+    """The parts that other packages provide."""
 
     services: Services
     keys: Keys
@@ -38,17 +38,17 @@ class Parts:
     batch_tokens: BatchTokens
     audit: AuditLog
     estimate: Callable[[int, int | None, int], int]
-    """Returns the tokens that a request may use, from what its body asks for."""
+    """Returns the estimated tokens of a request from its prompt's bytes, `max_tokens` and number of answers."""
     background: tuple[Callable[[], Coroutine[None, None, None]], ...] = ()
-    """What runs beside the requests, until it is cancelled."""
+    """Tasks that run beside the requests until they are cancelled."""
 
 
 class Caller(NamedTuple):
-    """Who asks."""
+    """The sender of a request."""
 
     key: Key
     in_batch: bool
-    """Whether the batch process asks on behalf of the key: in tier batch, whatever a header says."""
+    """True for requests of the batch process. They always run in tier batch."""
 
 
 class Gateway:
@@ -70,16 +70,16 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Return whether requests may come."""
+        """Return whether the process can serve requests."""
         return self.synced and not self.draining
 
     @property
     def synced(self) -> bool:
-        """Return whether keys and services are known."""
+        """Return whether keys and services were listed."""
         return self.parts.keys.synced and self.parts.services.synced
 
     def state(self) -> dict[str, bool]:
-        """Return what readiness follows from."""
+        """Return the conditions that readiness depends on."""
         return {
             "ready": self.ready,
             "draining": self.draining,
@@ -88,7 +88,7 @@ class Gateway:
         }
 
     def authenticate(self, authorization: str | None) -> Caller:
-        """Return who sends a request.
+        """Return the sender of a request.
 
         Raises:
             KeyRefused: if the key is not accepted.
@@ -107,7 +107,7 @@ class Gateway:
 
 
 def _token(authorization: str | None) -> str | None:
-    """Return the bearer token of a header if it has the form of a signed one. No API key has it."""
+    """Return the bearer token of a header if it has the form of a signed token, which no API key has."""
     scheme, _, token = (authorization or "").partition(" ")
     token = token.strip()
     return token if scheme.lower() == "bearer" and token.count(".") == 2 else None

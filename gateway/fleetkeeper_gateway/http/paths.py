@@ -1,6 +1,6 @@
-"""The paths that the gateway passes on: the inference paths of the engine's serving port.
+"""The paths that the gateway forwards: the inference paths of the engine's serving port.
 
-tests/gateway/http holds this list equal to the engine's.
+A test in tests/gateway/http compares this list with the engine's.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 GENERATES: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
-"""Paths whose answer is generated token by token, up to a number that the client may set."""
+"""Paths whose answer is generated token by token, up to a maximum that the client may set."""
 INFERENCE: Final = GENERATES | {
     "/v1/embeddings",
     "/pooling",
@@ -23,7 +23,7 @@ INFERENCE: Final = GENERATES | {
 }
 """Paths that take a POST with a JSON body that names a model."""
 SENT_AS: Final = {"/v1/rerank": "/rerank"}
-"""Other names under which a path is sent: vllm-router 0.1.17 replaces the model on /v1/rerank."""
+"""Paths that are sent under another name: vllm-router 0.1.17 replaces the model on /v1/rerank."""
 MODELS: Final = "/v1/models"
 RESPONSES: Final = "/v1/responses/"
-"""Prefix of stored responses. They are in the memory of one engine, which a request cannot name."""
+"""Prefix of stored responses, which are in the memory of one engine. A request cannot choose the engine."""

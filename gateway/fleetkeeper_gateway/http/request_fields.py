@@ -1,4 +1,4 @@
-"""What the gateway reads from a JSON body: the model, and what it asks of an engine. Pure."""
+"""Fields of a JSON body that the gateway reads: the model, and the work for an engine. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_gateway.http.errors import Refusal, stateful
 
 MAX_MODEL: Final = 256
-"""Characters of a model's name."""
+"""Maximum characters of a model's name."""
 
 
 class RequestFields(NamedTuple):
-    """The properties of a readable body."""
+    """The fields of a valid body."""
 
     model: str
     asked: Asked
 
 
 def parse_fields(data: bytes, body: JsonBody | None, path: str) -> RequestFields:
-    """Return what a body asks for.
+    """Parse the fields of a body.
 
     Args:
         data: the whole body.
-        body: a large one, which was read in turns.
+        body: the parsed body if it was parsed in turns; None otherwise.
         path: decides which fields have a meaning.
 
     Raises:

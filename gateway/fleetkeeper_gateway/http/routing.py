@@ -1,4 +1,4 @@
-"""The tier of a request, the service that gets it, and the models that a key may use."""
+"""Chooses the tier and the service of a request, and lists the models of a key."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _visible(services: Services, key: Key, model: str) -> list[Service]:
 
 
 def _entry(model: str, services: Iterable[Service]) -> dict[str, Any]:
-    # The first one is the best: its state is the model's.
+    # The first service is the best: its state is the model's.
     ranked = sorted(services, key=lambda service: (not service.ready, service.path))
     return {
         "id": model,

@@ -28,28 +28,28 @@ class ServeSettings(BaseSettings):
     )
     log_format: Literal["json", "console"] = Field("json", description="Format of log lines.")
     drain_seconds: float = Field(
-        30, ge=0, description="Time that open requests have to end after a SIGTERM."
+        30, ge=0, description="Time for open requests to end after a SIGTERM."
     )
-    request_bytes: int = Field(16_777_216, ge=1, description="Largest body of a request.")
+    request_bytes: int = Field(16_777_216, ge=1, description="Maximum body of a request in bytes.")
     body_budget_bytes: int = Field(
         268_435_456,
         ge=2,
-        description="Bytes of all bodies that were read and not yet sent. A tenant may hold as many as it leaves free, so at most half. At least twice REQUEST_BYTES.",
+        description="Maximum bytes of all bodies that were read and not yet sent, at least twice REQUEST_BYTES. A tenant may hold at most as many as remain free, so at most half.",
     )
     connect_timeout_seconds: float = Field(
         2, gt=0, description="Time to connect to a service, with the lookup of its name."
     )
     wait_seconds: float = Field(
-        10, ge=0, description="Time that a request waits for a service that takes it."
+        10, ge=0, description="Maximum time that a request waits for a service that accepts it."
     )
     request_timeout_seconds: float = Field(
-        3600, gt=0, description="Longest time of a request from its head to its last byte."
+        3600, gt=0, description="Maximum time of a request from its head to its last byte."
     )
     idle_timeout_seconds: float = Field(
-        300, gt=0, description="Longest time between two parts of an answer."
+        300, gt=0, description="Maximum time between two parts of an answer."
     )
     client_timeout_seconds: float = Field(
-        60, gt=0, description="Time without progress after which a slow client is cut off."
+        60, gt=0, description="Time without progress after which a slow client is disconnected."
     )
 
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(

@@ -1,4 +1,4 @@
-"""The mode without keys, for closed networks: every client is the same one."""
+"""The mode without keys, for closed networks: all clients share one key."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fleetkeeper_gateway.keys.settings import KeysSettings
 
 
 class AnonymousKeys:
-    """One key for every request, whatever its Authorization header has.
+    """The same key for every request.
 
-    Clients of OpenAI's API always send some key, so the header is not looked at.
+    Clients of OpenAI's API always send some key, so the Authorization header is ignored.
     """
 
     synced = True
@@ -42,14 +42,14 @@ class AnonymousKeys:
         """Return the anonymous key.
 
         Raises:
-            KeyRefused: the ID is another one.
+            KeyRefused: the ID is not that of the anonymous key.
         """
         if key_id != ANONYMOUS:
             raise invalid(key_id)
         return self._key
 
     def in_force(self, key_id: str, now: float) -> bool:  # noqa: ARG002 - as Keys has it
-        """Return whether it is the anonymous key."""
+        """Return whether the key is the anonymous key."""
         return key_id == ANONYMOUS
 
     async def run(self) -> None:

@@ -11,11 +11,11 @@ MISSING = "missing_api_key"
 INVALID = "invalid_api_key"
 EXPIRED = "expired_api_key"
 UNAVAILABLE = "keys_unavailable"
-"""The gateway cannot tell who is who: 503, and the client may try again."""
+"""Error code while no key can be checked: 503, and the client may try again."""
 
 
 def invalid(key_id: str | None = None) -> KeyRefused:
-    """Return the one refusal of every key that is not accepted: it does not tell why."""
+    """Return the refusal of a key that is not accepted. It is the same for all reasons."""
     return KeyRefused(INVALID, "The API key is not valid.", key_id)
 
 

@@ -1,4 +1,4 @@
-"""Limits by tier, from the three limits that a key's Secret or the settings hold."""
+"""Limits by tier, from the three limits of a key's Secret or of the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Limit = Iterable[tuple[str, int]]
 
 
 def limits_by_tier(requests: Limit, tokens: Limit, concurrency: Limit) -> Mapping[Tier, TierLimits]:
-    """Return the limits of each tier that has any."""
+    """Return the limits by tier, without tiers that have none."""
     per_tier = dict(requests), dict(tokens), dict(concurrency)
     return {
         tier: TierLimits(*(limits.get(name) for limits in per_tier))

@@ -1,4 +1,4 @@
-"""A key from its Secret."""
+"""Parses a key from its Secret."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KeyRecord:
 
     key: Key
     digests: tuple[bytes, ...]
-    """One, or the old one and the new one."""
+    """The digest; during a rotation the old and the new digest."""
     old_until: float | None = None
     """Unix seconds until which the first of two digests is accepted; None: no end."""
 
@@ -33,7 +33,7 @@ class KeyRecord:
         return digest in self.digests
 
     def without_digests(self) -> KeyRecord:
-        """Return the record without what a rotation changes, to compare the rest."""
+        """Return the record without the fields that a rotation changes, for comparison."""
         return replace(self, digests=(), old_until=None)
 
 
@@ -41,7 +41,7 @@ def parse_secret(name: str, secret: Mapping[str, Any]) -> KeyRecord:
     """Return the key of a Secret.
 
     Raises:
-        BadEntry: the Secret describes no key. The message has no value of it.
+        BadEntry: the Secret describes no key. The message contains none of its values.
     """
     if name == ANONYMOUS:
         raise BadEntry(f"the name {ANONYMOUS} is reserved; give the Secret another name")
@@ -72,9 +72,9 @@ def actor_of(secret: Mapping[str, Any]) -> str | None:
     """
     entries = _metadata(secret).get("managedFields")
     dated = [
-        (str(one.get("time") or ""), str(one["manager"])[:MAX_ACTOR])
-        for one in (entries if isinstance(entries, list) else ())
-        if isinstance(one, Mapping) and one.get("manager")
+        (str(entry.get("time") or ""), str(entry["manager"])[:MAX_ACTOR])
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, Mapping) and entry.get("manager")
     ]
     return max(dated, key=lambda pair: pair[0])[1] if dated else None
 

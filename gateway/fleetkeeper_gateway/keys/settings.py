@@ -21,7 +21,7 @@ LimitText = Annotated[str, AfterValidator(_checked_limit)]
 
 
 class KeysSettings(KubernetesSettings):
-    """Where keys are, how long they serve without the API server, and the anonymous mode."""
+    """Settings of the watch of keys, and of the anonymous mode."""
 
     keys_namespace: str = Field(
         "fleetkeeper-keys",

@@ -1,7 +1,7 @@
 """The known keys by name and by digest.
 
-A key is found by the SHA-256 of what the client sent. How long that takes tells nothing of a key: nobody
-can choose the digest of a guess. So a dict is enough, and no comparison has to take constant time.
+A key is found by the SHA-256 of what the client sent. The time that this takes reveals no key, because
+a client cannot choose the digest of a guess. So a dict is enough, and no comparison has to take constant time.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ log = structlog.get_logger(__name__)
 
 
 class KeyStore:
-    """The sink of the Secrets of one namespace."""
+    """The reflector's sink for the Secrets of one namespace."""
 
     def __init__(self, audit: AuditLog) -> None:
         self._audit = audit
         self._records: dict[str, KeyRecord] = {}
         self._owners: dict[bytes, set[str]] = {}
-        """Names of the Secrets that have a digest. More than one: the digest is refused."""
+        """Names of the Secrets with a digest. A digest with more than one name is refused."""
         self._invalid: dict[str, str] = {}
-        """Why a Secret describes no key."""
+        """Names of malformed Secrets, with the reason."""
         self._shared: set[str] = set()
-        """Names of keys with a digest that another key has too."""
+        """Names of keys that share a digest with another key."""
         self._expiries: list[tuple[float, str]] = []
         self._looked: float | None = None
         self._is_listed = False
@@ -57,23 +57,25 @@ class KeyStore:
         return self._records[name]
 
     def named(self, name: str) -> Key | None:
-        """Return the key of a name, if it exists and has a digest of its own."""
+        """Return the key with a name, if it exists and shares no digest."""
         return self._records[name].key if self.is_usable(name) else None
 
     def is_usable(self, name: str) -> bool:
-        """Return whether the key exists and has a digest of its own."""
+        """Return whether the key exists and has a digest that no other key has."""
         record = self._records.get(name)
-        return record is not None and any(len(self._owners[one]) == 1 for one in record.digests)
+        return record is not None and any(
+            len(self._owners[digest]) == 1 for digest in record.digests
+        )
 
     def is_expired(self, name: str, now: float) -> bool:
-        """Return whether the key has an end and it has passed."""
+        """Return whether the key has expired."""
         record = self._records.get(name)
         return record is not None and is_past(record.key.expires, now)
 
     # -- changes ----------------------------------------------------------------------------------
 
     def put(self, place: ObjectName, found: Mapping[str, Any]) -> None:
-        """Take a new or changed Secret. A malformed one is refused alone."""
+        """Store the key of a new or changed Secret. A malformed Secret affects no other key."""
         name = place[1]
         if is_ending(found):
             self.remove(place)
@@ -101,7 +103,7 @@ class KeyStore:
         self._show()
 
     def remove(self, place: ObjectName) -> None:
-        """Revoke the key of a Secret that is gone. Nobody can tell who deleted it."""
+        """Revoke the key of a deleted Secret. The watch does not show who deleted it."""
         name = place[1]
         if name not in self._records and name not in self._invalid:
             return
@@ -111,14 +113,14 @@ class KeyStore:
         self._show()
 
     def listed(self) -> None:
-        """Note that the first list is finished: what comes now are changes."""
+        """Note the end of the first list: everything after it is a change."""
         self._is_listed = True
         self._show()
 
     def expire(self, now: float) -> None:
-        """Report the keys whose end has passed.
+        """Report the keys that expired since the last call.
 
-        An end from before the first call is no event of this process, so it is not recorded.
+        Keys that expired before the first call are not events of this process, so they are not recorded.
         """
         since = now if self._looked is None else self._looked
         self._looked = now
@@ -132,7 +134,7 @@ class KeyStore:
             self._note("expired", name, None)
 
     def _replace(self, name: str, record: KeyRecord | None) -> None:
-        """Store the record of a name; None: nothing."""
+        """Store the record of a name; None removes it."""
         old = self._records.pop(name, None)
         touched = {name} | self._neighbours(old) | self._neighbours(record)
         for digest in old.digests if old else ():

@@ -1,4 +1,4 @@
-"""Keys that follow the Secrets of a namespace, and outlast the API server for a set time."""
+"""Keys from a watch of a namespace's Secrets, accepted for a set time without the API server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 SECRETS: Final = Resource("Secret", "secrets", "v1")
 SELECTOR: Final = f"{KEY_LABEL}=true"
 HOUSEKEEPING_S: Final = 1.0
-"""Time between two looks at the clock for keys that expire."""
+"""Interval of the sweep for expired keys."""
 
 
 class WatchedKeys:
@@ -43,7 +43,7 @@ class WatchedKeys:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Describe the keys; `run` watches them."""
+        """Take the parts; `run` watches the keys."""
         self.store = KeyStore(audit)
         self._stale_s = settings.keys_stale_seconds
         self._monotonic = monotonic
@@ -60,7 +60,7 @@ class WatchedKeys:
 
     @property
     def synced(self) -> bool:
-        """Return whether the keys were listed once."""
+        """Return True after the first complete list."""
         return self.watch.synced
 
     @property
@@ -71,7 +71,7 @@ class WatchedKeys:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether the keys are unknown, or were confirmed too long ago."""
+        """Return whether the keys were never confirmed, or too long ago."""
         return not self.contact_age_s <= self._stale_s
 
     def authenticate(self, authorization: str | None, now: float) -> Key:
@@ -91,7 +91,7 @@ class WatchedKeys:
         return _unexpired(record.key, now)
 
     def named(self, key_id: str, now: float) -> Key:
-        """Return the key of an ID, for a process that asks on behalf of the key.
+        """Return the key with an ID, for a process that sends requests on behalf of the key.
 
         Raises:
             KeyRefused: as `authenticate` does, without `missing_api_key`.
@@ -103,10 +103,10 @@ class WatchedKeys:
         return _unexpired(key, now)
 
     def in_force(self, key_id: str, now: float) -> bool:
-        """Return whether a key that was accepted before is neither revoked nor expired.
+        """Return whether the key of an open request is neither revoked nor expired.
 
         Requests in progress continue while the API server is away, also beyond the set time: nothing
-        says that their key ended.
+        shows that their key ended.
         """
         return self.store.is_usable(key_id) and not self.store.is_expired(key_id, now)
 

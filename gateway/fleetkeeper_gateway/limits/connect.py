@@ -19,7 +19,7 @@ class PasswordFile(CredentialProvider):
         self._file = file
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Return what AUTH is called with."""
+        """Return the arguments of AUTH."""
         password = self._file.read_text().rstrip("\r\n")
         return (self._username, password) if self._username else (password,)
 

@@ -1,4 +1,4 @@
-"""The limits of all keys: shared in Redis, or local to this replica while it does not answer."""
+"""The limits of all keys: shared in Redis, or local to this replica while Redis does not answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fleetkeeper_gateway.limits.rules import Closed, Reading, Window, headers_of
 from fleetkeeper_gateway.limits.scripts import ADMIT, RELEASE, RENEW, SETTLE
 
 MAX_OWED = 10_000
-"""Ends of requests that Redis is to know when it answers again. Leases and TTLs do the rest."""
+"""Maximum ends of requests that are kept for Redis while it does not answer. Leases and TTLs cover the rest."""
 RENEW_BATCH = 1000
 
 
@@ -51,28 +51,28 @@ class _Admission:
     limits: TierLimits
     headers: Mapping[str, str]
     asked: bool
-    """Whether Redis may know of it."""
+    """True if Redis may have counted the request."""
     released: bool = False
 
     async def release(self, *, sent: bool, least: int = 0) -> None:
-        """End the request. Another call does nothing."""
+        """End the request. Idempotent."""
         if not self.released:
             self.released = True
             await self.limiter.end(self, sent=sent, least=least)
 
 
 class _End(NamedTuple):
-    """The end of a request, as Redis is to know it."""
+    """The end of a request, for Redis."""
 
     place: Place
     request_id: str
     sent: bool
     least: int
-    """Tokens that it costs whatever the engine counts."""
+    """Minimum cost in tokens, also if the engine counts fewer."""
 
 
 class KeyLimiter:
-    """The limits of all keys. Without a link they are local."""
+    """The limits of all keys; without a link, local limits."""
 
     def __init__(self, timing: Timing, metrics: LimitMetrics) -> None:
         self._timing = timing
@@ -90,17 +90,17 @@ class KeyLimiter:
         self._link = link
 
     def start(self) -> None:
-        """Begin to connect and to renew leases. The first request does it otherwise."""
+        """Start to connect and to renew leases. Without this call, the first request does both."""
         if self._keeper is None:
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
             if self._link is not None:
                 self._link.start()
 
     async def admit(self, demand: Demand) -> Admission:
-        """Take what the request asks for.
+        """Reserve the amounts of a request.
 
         Raises:
-            LimitRefused: if a limit is reached. Nothing stays taken.
+            LimitRefused: if a limit is reached. No limit is changed then.
         """
         limits = demand.key.limits.get(demand.tier, NO_LIMITS)
         if limits == NO_LIMITS:
@@ -117,7 +117,7 @@ class KeyLimiter:
         return _Admission(self, place, demand.request_id, limits, headers, asked)
 
     def check(self, key: Key, tier: Tier) -> None:
-        """Refuse a request of any size without asking Redis, if a request was just refused.
+        """Refuse a request of any size without a call to Redis, if another request was just refused.
 
         Raises:
             LimitRefused: if the limit of requests is reached for longer.
@@ -139,20 +139,20 @@ class KeyLimiter:
         return refused
 
     async def end(self, admission: _Admission, *, sent: bool, least: int) -> None:
-        """Give back what an admission took."""
+        """Release the reservation of an admission."""
         place, request_id = admission.place, admission.request_id
         self._running.remove(place, request_id)
         self._local.release(place, request_id, sent=sent)
         limits = admission.limits
         if limits.concurrency is None and limits.tokens_per_minute is None:
             return
-        self._tell_end(_End(place, request_id, sent, least), asked=admission.asked)
-        # Redis is told before the client is: the connection's writer runs first. Nobody waits for its
-        # answer: what a client asks next comes after it, on this connection or by way of the client.
+        self._send_end(_End(place, request_id, sent, least), asked=admission.asked)
+        # Lets the connection's writer run, so that Redis gets the end before the client gets its answer.
+        # Redis' reply is not awaited: the client's next request arrives later in any case.
         await asyncio.sleep(0)
 
     async def settle(self, key_id: str, tier: Tier, request_id: str, tokens: int) -> None:
-        """Replace a request's estimate by the tokens that the engine counted. It may go into debt.
+        """Replace a request's estimate by the tokens that the engine counted. The bucket may become negative.
 
         While Redis does not answer, the estimate stands, and a metric counts it.
         """
@@ -182,7 +182,7 @@ class KeyLimiter:
         return int(self._timing.orphan_s * 1000)
 
     async def _take(self, place: Place, demand: Demand, limits: TierLimits) -> tuple[Reading, bool]:
-        """Return what the limits say, and whether Redis may know of the request."""
+        """Return the reading of the limits, and True if Redis may have counted the request."""
         asked = False
         if self._link is not None:
             await self._link.first_attempt(self._timing.budget_s)
@@ -214,14 +214,14 @@ class KeyLimiter:
         try:
             answer = await link.run(ADMIT, names_of(*place).admit, arguments, timing.budget_s)
         except asyncio.CancelledError:
-            # The client went away. What Redis takes for it is given back afterwards.
-            self._tell_end(_End(place, demand.request_id, sent=False, least=0), asked=True)
+            # The client disconnected. The reservation in Redis is released afterwards.
+            self._send_end(_End(place, demand.request_id, sent=False, least=0), asked=True)
             raise
         self._metrics.seconds.observe(asyncio.get_running_loop().time() - begin)
         return reading_of(answer)
 
-    def _tell_end(self, end: _End, *, asked: bool) -> None:
-        """Tell Redis that a request ended, now or when it answers again."""
+    def _send_end(self, end: _End, *, asked: bool) -> None:
+        """Send the end of a request to Redis, or keep it until Redis answers again."""
         if self._link is None:
             return
         arguments = (end.request_id, int(end.sent), self._orphan_ms, end.least)
@@ -232,18 +232,18 @@ class KeyLimiter:
             if asked:
                 self._owed.append(end)
             return
-        answer.add_done_callback(partial(self._told_end, end))
+        answer.add_done_callback(partial(self._end_sent, end))
 
-    def _told_end(self, end: _End, answer: asyncio.Future[bytes]) -> None:
+    def _end_sent(self, end: _End, answer: asyncio.Future[bytes]) -> None:
         if answer.cancelled() or answer.exception() is not None:
             self._owed.append(end)
 
     def caught_up(self) -> None:
-        """Tell Redis, which answers again, what ended meanwhile and what runs."""
+        """Send Redis, which answers again, the kept ends of requests and the running requests."""
         owed = list(self._owed)
         self._owed.clear()
         for end in owed:
-            self._tell_end(end, asked=True)
+            self._send_end(end, asked=True)
         self._renew()
 
     def _renew(self) -> None:
@@ -268,7 +268,7 @@ class KeyLimiter:
 
 
 def reading_of(answer: bytes) -> Reading:
-    """Return what the script for admissions answered."""
+    """Parse the reply of the admission script."""
     admitted, running, level, before, before_ms, current, current_ms = answer.split()
     window = Window(int(before), max(0, int(before_ms)), int(current), max(0, int(current_ms)))
     return Reading(admitted == b"1", int(running), float(level), window)

@@ -1,8 +1,8 @@
-"""The link to Redis: opened and tested in the background, given up at the first failure.
+"""The link to Redis: opened and tested in the background, closed at the first failure.
 
 A request never opens a connection and never waits for a server that has failed. While the link is
-down, a task opens a connection every second and tests it by what requests do: a script that writes.
-So a server that is full, or a read-only copy, does not count as working.
+down, a task opens a connection every second and tests it as requests use it: by a script that writes.
+So a full server or a read-only replica does not count as working.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from fleetkeeper_gateway.limits.scripts import ADMIT, SCRIPTS, Script
 log = structlog.get_logger(__name__)
 
 CONNECT_S = 5.0
-"""Time for the name, TCP, TLS and AUTH. No request waits for it."""
+"""Maximum time for name lookup, TCP, TLS and AUTH. No request waits for it."""
 STEADY_S = 10.0
-"""A connection that lasted this long is replaced at once: a server may close idle ones."""
+"""Age from which a lost connection is replaced at once, because a server may close idle connections."""
 PROBE = names_of(":probe", "standard")
-"""No Secret has such a name."""
+"""Redis keys of the test. No Secret can have this name."""
 
 
 class Unavailable(Exception):
-    """Redis did not do it. `asked`: it may have, or may still."""
+    """A call to Redis failed. `asked`: the call was sent, so Redis may have executed it or still may."""
 
     def __init__(self, *, asked: bool) -> None:
         super().__init__("Redis is not available")
@@ -42,20 +42,20 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Times of the limits."""
+    """Time constants of the limits."""
 
     budget_s: float = 0.04
-    """Longest wait of a request for Redis. With it, a request goes on within 50 ms."""
+    """Maximum wait of a request for Redis, so that it continues within 50 ms."""
     settle_budget_s: float = 2.0
-    """The same for settling, which no client waits for."""
+    """Maximum wait of settling, which delays no client."""
     retry_s: float = 1.0
     window_s: int = 60
-    """Window of the requests' limit."""
+    """Window of the limit of requests."""
     lease_s: float = 30.0
-    """Time after which a dead replica's slots come back."""
+    """Time after which the concurrency slots of a dead replica are released."""
     renew_s: float = 10.0
     orphan_s: float = 600.0
-    """Time after which tokens come back that nobody settled, of a request whose end nobody saw."""
+    """Time after which the tokens of a request are released that was neither ended nor settled."""
 
 
 class _Phase(Enum):
@@ -65,7 +65,7 @@ class _Phase(Enum):
 
 
 class Link:
-    """A connection to Redis, while there is one that works."""
+    """The connection to Redis, while it works."""
 
     def __init__(
         self,
@@ -85,16 +85,16 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Return whether Redis is asked."""
+        """Return whether calls are sent to Redis."""
         return self._pipe is not None
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start to connect."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def first_attempt(self, budget_s: float) -> None:
-        """Wait until the first attempt to connect has ended, but not longer than the budget."""
+        """Wait for the end of the first attempt to connect, within the budget."""
         if self._phase is not _Phase.STARTING:
             return
         self.start()
@@ -111,9 +111,9 @@ class Link:
         arguments: Arguments,
         budget_s: float,
     ) -> asyncio.Future[bytes]:
-        """Run a script, and return the future of its answer.
+        """Send a script call, and return the future of its reply.
 
-        If it fails, the link is given up. Nobody has to wait for the future.
+        A failure closes the link, also if the future is never awaited.
 
         Raises:
             Unavailable: there is no connection. Nothing was sent.
@@ -131,10 +131,10 @@ class Link:
         arguments: Arguments,
         budget_s: float,
     ) -> bytes:
-        """Run a script and return its answer.
+        """Run a script and return its reply.
 
         Raises:
-            Unavailable: there is no connection, or it failed and is given up.
+            Unavailable: there is no connection, or it failed and was closed.
         """
         try:
             return await self.send(script, keys, arguments, budget_s)
@@ -162,7 +162,7 @@ class Link:
                 await asyncio.sleep(self._timing.retry_s)
 
     async def _opened(self) -> Pipe | None:
-        """Return a connection that passed the test; None if it did not."""
+        """Open and test a connection. Return None if either fails."""
         connection = self._connect()
         pipe: Pipe | None = None
         try:
@@ -182,7 +182,7 @@ class Link:
                 await (connection.disconnect(nowait=True) if pipe is None else pipe.close())
 
     async def _probe(self, pipe: Pipe) -> None:
-        """Load the scripts, and write as a request does."""
+        """Load the scripts, and write as requests do."""
         budget_s = self._timing.budget_s
         for script in SCRIPTS:
             await pipe.command(b"SCRIPT", b"LOAD", script.text, budget_s=budget_s)

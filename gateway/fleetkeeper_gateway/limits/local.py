@@ -1,7 +1,7 @@
 """Limits in memory: of a replica without Redis, and while Redis does not answer.
 
-The rules are those of the scripts (lua/), and a test holds both equal. The library's own storage in
-memory is not used: each request would pass over the windows of all keys to find the expired ones.
+The rules are those of the scripts (lua/); a test compares both. The library's own storage in memory is
+not used, because each request would iterate over the windows of all keys to find the expired ones.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Place = tuple[str, str]
 
 
 def monotonic_ms() -> int:
-    """Return the time of this machine in whole ms."""
+    """Return the monotonic time in whole ms."""
     return int(time.monotonic() * 1000)
 
 
 class Running:
-    """Requests that this replica runs under a limit of concurrency."""
+    """Running requests of this replica that a concurrency limit counts."""
 
     def __init__(self) -> None:
         self._ids: dict[Place, set[str]] = {}
@@ -51,7 +51,7 @@ class Running:
 
 @dataclass(slots=True)
 class _Requests:
-    """The sliding window counter. Times of expiry are in ms; 0: not there."""
+    """The sliding window counter. Expiry times are in ms; 0: no such window."""
 
     before: int = 0
     before_until: int = 0
@@ -59,7 +59,7 @@ class _Requests:
     current_until: int = 0
 
     def shift(self, now: int, window_ms: int) -> Window:
-        """Forget what has expired, and return what counts."""
+        """Drop expired counts, and return the current window."""
         if self.current_until < now:
             self.current = self.current_until = 0
         if self.before_until < now:
@@ -83,7 +83,7 @@ class _Requests:
 
 @dataclass(slots=True)
 class _Tokens:
-    """The bucket, and the estimates of requests that have not ended."""
+    """The token bucket, and the estimates of open requests."""
 
     level: float
     at: int
@@ -91,12 +91,12 @@ class _Tokens:
     held: dict[str, float] = field(default_factory=dict)
 
     def fill(self, now: int, limit: int) -> None:
-        """Add what has come since the last time."""
+        """Add the tokens that accrued since the last call."""
         level = self.level + max(0, now - self.at) * limit / MINUTE_MS
         self.level, self.at, self.limit = min(float(limit), level), now, limit
 
     def give(self, now: int, tokens: float) -> None:
-        """Add tokens (negative: take them, even into debt)."""
+        """Add tokens; a negative number takes them, even below zero."""
         self.fill(now, self.limit)
         self.level = min(float(self.limit), self.level + tokens)
 
@@ -119,7 +119,7 @@ class LocalLimits:
         self._states: dict[Place, _State] = {}
 
     def admit(self, place: Place, request_id: str, limits: TierLimits, tokens: int) -> Reading:
-        """Take what a request asks for, or nothing."""
+        """Reserve all amounts of a request, or none if a limit is reached."""
         now = self._clock()
         state = self._states.setdefault(place, _State())
         running, most = self._running.count(place), limits.concurrency
@@ -141,9 +141,9 @@ class LocalLimits:
         return Reading(admitted, running + (admitted and most is not None), level, window)
 
     def learn(self, place: Place, limits: TierLimits, reading: Reading) -> None:
-        """Keep what the shared limits said, so that local ones begin with it.
+        """Store the last reading of the shared limits, as the start of the local limits.
 
-        Requests that this replica admitted count, and the level of tokens is that of all replicas.
+        Requests are those that this replica admitted; the level of tokens is that of all replicas.
         """
         now = self._clock()
         state = self._states.setdefault(place, _State())
@@ -155,7 +155,7 @@ class LocalLimits:
             bucket.level = reading.level
 
     def release(self, place: Place, request_id: str, *, sent: bool) -> None:
-        """End a request. Nobody settles it afterwards: the estimate stands if it was sent."""
+        """End a request. It is not settled afterwards, so the estimate of a sent request stands."""
         bucket = self._tokens(place)
         if bucket is not None:
             cost = bucket.held.pop(request_id, 0.0)
@@ -163,13 +163,13 @@ class LocalLimits:
                 bucket.give(self._clock(), cost)
 
     def settle(self, place: Place, request_id: str, tokens: int) -> None:
-        """Replace the estimate of a request that has not ended."""
+        """Replace the estimate of an open request."""
         bucket = self._tokens(place)
         if bucket is not None and request_id in bucket.held:
             bucket.give(self._clock(), bucket.held.pop(request_id) - tokens)
 
     def prune(self) -> None:
-        """Forget keys of which nothing is left to know."""
+        """Drop the keys whose limits are all unused again."""
         now = self._clock()
         for place, state in list(self._states.items()):
             window = state.requests.shift(now, self._window_ms)
@@ -177,7 +177,7 @@ class LocalLimits:
                 del self._states[place]
 
     def __len__(self) -> int:
-        """Return the number of keys and tiers that it remembers."""
+        """Return the number of pairs of key and tier in memory."""
         return len(self._states)
 
     def _tokens(self, place: Place) -> _Tokens | None:
@@ -186,7 +186,7 @@ class LocalLimits:
 
 
 def _bucket(state: _State, limit: int | None, now: int) -> _Tokens | None:
-    """Return the bucket, filled until now; None without a limit."""
+    """Return the bucket, filled up to now; None without a limit."""
     if limit is None:
         return None
     if state.tokens is None:

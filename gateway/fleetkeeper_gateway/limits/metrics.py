@@ -1,4 +1,4 @@
-"""Metrics of the limits. None has a label for keys: there may be 10,000."""
+"""Metrics of the limits. They have no label for keys, because there may be 10,000."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ class LimitMetrics:
 
 @cache
 def limit_metrics(registry: CollectorRegistry = REGISTRY) -> LimitMetrics:
-    """Return the metrics in a registry. A process has them once."""
+    """Return the metrics of a registry, created once."""
     return LimitMetrics(registry)

@@ -1,4 +1,4 @@
-"""Names in Redis: of the keys that hold the limits of one client's key in one tier."""
+"""Redis keys of the limits of one client key in one tier."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PREFIX = "fleetkeeper:limits:"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the keys. The braces keep them in one slot of a Redis cluster."""
+    """Redis keys by script. The braces keep them in one slot of a Redis cluster."""
 
     admit: tuple[bytes, ...]
-    """Requests of this window and of the one before, tokens, held, due, slots."""
+    """Requests of this window and of the previous window, tokens, held, due, slots."""
     release: tuple[bytes, ...]
     """Tokens, held, due, slots."""
     settle: tuple[bytes, ...]
@@ -24,7 +24,7 @@ class Names:
 
 @lru_cache(maxsize=32768)
 def names_of(key_id: str, tier: str) -> Names:
-    """Return the names for a client's key in a tier."""
+    """Return the Redis keys of one client key and tier."""
     base = f"{PREFIX}{{{key_id}/{tier}}}:"
     requests, before, tokens, held, due, slots = (
         f"{base}{part}".encode()

@@ -1,8 +1,8 @@
-"""What clients are told about limits: waits, remainders and headers. Pure.
+"""Waits, remainders and headers that clients get about their limits. Pure.
 
-Requests are counted by `limits`' sliding window counter: those of the window before count in
-proportion to the part of it that is still within the last minute. Tokens are a bucket that fills
-at the limit's rate and may be in debt.
+Requests are counted by the sliding window counter of the library `limits`: those of the previous window
+count in proportion to the part of it that is still within the last minute. Tokens are a bucket that
+fills at the limit's rate and may be negative.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from fleetkeeper_gateway.interfaces import Demand, LimitRefused, TierLimits
 MINUTE_MS = 60_000.0
 MAX_RETRY_S = 60
 EPSILON = 1e-6
-"""Tokens, or ms, by which sums of fractions may miss a whole number."""
+"""Maximum rounding error, in tokens or ms, of sums of fractions against whole numbers."""
 CLOSED_S = 1.0
-"""Time for which a refusal by the limit of requests holds for others too."""
+"""Time for which a refusal by the limit of requests is repeated without a call to Redis."""
 CONCURRENCY_RETRY_S = 1
-"""Nobody knows when a running request ends."""
+"""Seconds of Retry-After at the concurrency limit. The end of a running request is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Counted requests. A window counts for twice its length, the second time as the one before."""
+    """Counted requests. A window counts for twice its length: first as the current, then as the previous window."""
 
     before: int = 0
     before_ms: float = 0.0
-    """Time until the window before counts no more."""
+    """Time until the previous window stops counting."""
     current: int = 0
     current_ms: float = 0.0
-    """Time until this window counts no more."""
+    """Time until the current window stops counting, as the previous one."""
 
     def used(self, window_ms: float) -> int:
-        """Return the requests that count now."""
+        """Return the number of requests that count now."""
         return math.floor(self.before * self.before_ms / window_ms) + self.current
 
     def wait_ms(self, limit: float, window_ms: float) -> float:
-        """Return the time until one more request is admitted, if none comes before."""
+        """Return the time until another request is admitted, if none is counted before."""
         if limit <= 0:
             return math.inf
         if self.used(window_ms) < limit:
@@ -48,18 +48,18 @@ class Window:
             # Until floor(before * rest / window) <= limit - 1 - current.
             rest_ms = (limit - self.current) * window_ms / self.before
             return self.before_ms - rest_ms + 1
-        # Until this window has become the one before, and some of it has left the last minute.
+        # Until this window has become the previous one, and a part of it is older than a minute.
         shift_ms = max(0.0, self.current_ms - window_ms)
         return shift_ms + max(0.0, window_ms - limit * window_ms / self.current) + 1
 
     def reset_ms(self) -> float:
-        """Return the time until nothing counts, if no request comes before."""
+        """Return the time until no request counts, if none is counted before."""
         return self.current_ms if self.current else self.before_ms if self.before else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a request met its limits, and what they hold afterwards."""
+    """The outcome of an admission, and the state of the limits afterwards."""
 
     admitted: bool
     running: int
@@ -70,14 +70,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The last refusal of a key in a tier: for a moment, others need not be asked about."""
+    """The last refusal of a key in a tier. For `CLOSED_S`, further requests are refused without a call to Redis."""
 
     at: float
-    """In the time of the event loop."""
+    """Time of the refusal, in the event loop's time."""
     reading: Reading
 
     def reading_at(self, now: float) -> Reading | None:
-        """Return the reading as it is now; None if it is too old, for a limit may be raised."""
+        """Return the reading at this time; None if it is too old, because a limit may have been raised."""
         if now - self.at > CLOSED_S:
             return None
         window, passed_ms = self.reading.window, (now - self.at) * 1000
@@ -90,13 +90,13 @@ class Closed:
 
 
 def estimate_tokens(prompt_bytes: int, max_tokens: int | None, answers: int, cap: int) -> int:
-    """Return the tokens that a request may use: bytes / 4 + min(max_tokens, cap) * answers."""
+    """Return the estimated tokens of a request: bytes / 4 + min(max_tokens, cap) * answers."""
     answer = cap if max_tokens is None else min(max(0, max_tokens), cap)
     return math.ceil(prompt_bytes / BYTES_PER_TOKEN) + answer * max(1, answers)
 
 
 def duration(milliseconds: float) -> str:
-    """Return a duration as OpenAI's headers have it: 0s, 17ms, 8.64s, 6m0s, 1h0m0s."""
+    """Format a duration as OpenAI's headers do: 0s, 17ms, 8.64s, 6m0s, 1h0m0s."""
     whole = max(0, math.ceil(min(milliseconds, 1e12) - EPSILON))
     if 0 < whole < 1000:
         return f"{whole}ms"
@@ -109,7 +109,7 @@ def duration(milliseconds: float) -> str:
 
 
 def headers_of(limits: TierLimits, reading: Reading, window_ms: float) -> dict[str, str]:
-    """Return the x-ratelimit-* headers of the limits that there are."""
+    """Return the x-ratelimit-* headers of the limits that are set."""
     headers = {}
     if (most := limits.requests_per_minute) is not None:
         headers["x-ratelimit-limit-requests"] = str(most)
@@ -124,7 +124,7 @@ def headers_of(limits: TierLimits, reading: Reading, window_ms: float) -> dict[s
 
 
 def refusal(demand: Demand, limits: TierLimits, reading: Reading, window_ms: float) -> LimitRefused:
-    """Return the refusal of a request, for the limit that it has to wait for longest."""
+    """Return the refusal of a request, for the limit with the longest wait."""
     waits = _waits(demand, limits, reading, window_ms)
     limit, (most, wait_ms) = max(waits.items(), key=lambda item: item[1][1])
     retry_s = min(MAX_RETRY_S, max(1, math.ceil(min(wait_ms / 1000, MAX_RETRY_S) - EPSILON)))
@@ -140,7 +140,7 @@ def refusal(demand: Demand, limits: TierLimits, reading: Reading, window_ms: flo
 def _waits(
     demand: Demand, limits: TierLimits, reading: Reading, window_ms: float
 ) -> dict[str, tuple[int, float]]:
-    """Return the limits that are reached, with the time until they are not."""
+    """Return the reached limits, with the time until each admits the request."""
     waits = {}
     if (most := limits.concurrency) is not None and reading.running >= most:
         waits["concurrency"] = (most, CONCURRENCY_RETRY_S * 1000.0)
@@ -156,5 +156,5 @@ def _waits(
 
 
 def _fill_ms(limit: int, tokens: float) -> float:
-    """Return the time in which a bucket fills by this many tokens."""
+    """Return the time in which the bucket gains this many tokens."""
     return math.inf if limit <= 0 else max(0.0, tokens) * MINUTE_MS / limit

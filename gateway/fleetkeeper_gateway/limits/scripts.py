@@ -1,8 +1,8 @@
 """The Lua scripts: our own, and within them those of the library `limits` for requests.
 
-`limits` would ask Redis once to count a request and once for its window, and a third question
-would be our own. Its scripts run as functions of our scripts instead: everything about one request
-is one round trip, and either all limits take it or none.
+`limits` would call Redis once to count a request and once to read its window, and ours would be a third
+call. Its scripts run as functions within our scripts instead: a request needs one round trip, and either
+all limits admit it or none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script and the digest by which a server knows it."""
+    """A script, and the digest by which a server identifies it."""
 
     text: bytes
     digest: bytes

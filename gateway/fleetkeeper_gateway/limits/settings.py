@@ -11,9 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class LimitSettings(BaseSettings):
-    """Where the replicas share their limits. An empty variable counts as absent."""
+    """The Redis in which replicas share their limits. An empty variable counts as absent."""
 
-    # A mistake is reported without its input: the URL may contain a password.
+    # An error is reported without its input, because the URL may contain a password.
     model_config = SettingsConfigDict(
         env_prefix="FLEETKEEPER_GATEWAY_",
         env_ignore_empty=True,
@@ -38,7 +38,7 @@ class LimitSettings(BaseSettings):
     max_tokens_cap: int = Field(
         4096,
         gt=0,
-        description="Most answer tokens of one choice that an estimate counts, whatever the request allows, and the number for requests that name none.",
+        description="Maximum answer tokens of one choice in an estimate, also if the request allows more. It is the number for requests that name none.",
     )
 
     @property

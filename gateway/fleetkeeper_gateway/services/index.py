@@ -12,7 +12,7 @@ from fleetkeeper_gateway.services.parse import parse_service
 
 
 class ServiceIndex:
-    """The sink of the InferenceServices."""
+    """The reflector's sink for InferenceServices."""
 
     def __init__(self) -> None:
         self._services: dict[ObjectName, Service] = {}
@@ -31,7 +31,7 @@ class ServiceIndex:
         return self._services.values()
 
     def put(self, place: ObjectName, found: Mapping[str, Any]) -> None:
-        """Take a new or changed service."""
+        """Store a new or changed service."""
         service = parse_service(place, found)
         if self._services.get(place) != service:  # most writes change figures of the status
             self._replace(place, service)
@@ -41,12 +41,12 @@ class ServiceIndex:
         self._replace(place, None)
 
     def listed(self) -> None:
-        """Do nothing: nobody needs to know that a list is finished."""
+        """Do nothing: no reader waits for the end of a list."""
 
     def _replace(self, place: ObjectName, service: Service | None) -> None:
         old = self._services.pop(place, None)
         for model in old.models if old else ():
-            kept = tuple(one for one in self._by_model[model] if one is not old)
+            kept = tuple(other for other in self._by_model[model] if other is not old)
             if kept:
                 self._by_model[model] = kept
             else:

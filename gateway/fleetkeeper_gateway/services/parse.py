@@ -1,7 +1,7 @@
-"""A service from its InferenceService.
+"""Parses a service from its InferenceService.
 
 The gateway may be older or newer than the operator and the CRD. So it reads only what it needs, and
-takes what it does not understand as absent.
+treats unknown values as absent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN: Final = "Unknown"
 
 
 def parse_service(place: ObjectName, found: Mapping[str, Any]) -> Service:
-    """Return the service that an InferenceService describes. It may be anything with a name."""
+    """Return the service that an InferenceService describes. Only its name must be valid."""
     namespace, name = place
     spec, metadata = _map(found.get("spec")), _map(found.get("metadata"))
     status = _map(found.get("status"))
@@ -51,7 +51,8 @@ def _models(name: str, model: Mapping[str, Any]) -> tuple[str, ...]:
     adapters = model.get("adapters")
     names = [_text(model.get("servedName")) or name]
     names += [
-        _text(_map(one).get("name")) for one in (adapters if isinstance(adapters, list) else ())
+        _text(_map(adapter).get("name"))
+        for adapter in (adapters if isinstance(adapters, list) else ())
     ]
     return tuple(dict.fromkeys(filter(None, names)))
 
@@ -72,8 +73,8 @@ def _state(spec: Mapping[str, Any], conditions: Mapping[str, str], *, has_addres
 def _conditions(status: Mapping[str, Any]) -> dict[str, str]:
     found = status.get("conditions")
     return {
-        _text(one.get("type")): _text(one.get("status"))
-        for one in map(_map, found if isinstance(found, list) else ())
+        _text(condition.get("type")): _text(condition.get("status"))
+        for condition in map(_map, found if isinstance(found, list) else ())
     }
 
 

@@ -11,7 +11,7 @@ from fleetkeeper_gateway.kubernetes.settings import KubernetesSettings
 
 
 class ServicesSettings(KubernetesSettings):
-    """Where services are."""
+    """Settings of the watch of services."""
 
     namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
         (),

@@ -1,6 +1,6 @@
-"""Services that follow the InferenceServices of the cluster.
+"""Services from a watch of the cluster's InferenceServices.
 
-Without the API server the last known ones stay: a Service's address does not change.
+Without the API server the last known services stay: a Service's address does not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WatchedServices:
     """The InferenceServices of some namespaces, or of all."""
 
     def __init__(self, settings: ServicesSettings, credentials: Credentials) -> None:
-        """Describe the services; `run` watches them."""
+        """Take the parts; `run` watches the services."""
         self._index = ServiceIndex()
         self._client = KubernetesClient(credentials, user_agent=USER_AGENT)
         self.watch = Watch(
@@ -38,7 +38,7 @@ class WatchedServices:
 
     @property
     def synced(self) -> bool:
-        """Return whether they were listed once."""
+        """Return True after the first complete list."""
         return self.watch.synced
 
     @property

@@ -12,7 +12,7 @@ LogFormat = Literal["json", "console"]
 QUIET = ("aiohttp", "asyncio")
 """Libraries that log warnings and errors only."""
 SILENT = ("uvicorn.error",)
-"""Loggers that log errors only: this one warns of each invalid request, so clients could fill the log."""
+"""Loggers that log errors only: uvicorn warns of each invalid request, so clients could fill the log."""
 
 
 def configure_logs(level: str, style: LogFormat) -> None:

@@ -78,7 +78,7 @@ _OF_SERVICES: Final[dict[str, dict[tuple[str, int], Counter]]] = {}
 _STATUSES: Final = frozenset(
     (200, 400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 499, 500, 501, 502, 503, 504)
 )
-"""What engines, router and gateway answer. A service could make a series of every number otherwise."""
+"""Statuses that get a series of their own. Otherwise a service could create a series for every number."""
 
 
 def requests(service: str, tier: str, status: int) -> Counter:

@@ -1,1 +1,1 @@
-"""Requests to services: sent at most once, and forwarded as they come."""
+"""Requests to services, each sent at most once, and their responses, forwarded as they arrive."""

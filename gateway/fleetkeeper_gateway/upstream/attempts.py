@@ -1,4 +1,4 @@
-"""Attempts to send a request: again while it was not sent, never after it was."""
+"""Attempts to send a request: repeated until it is sent, never afterwards."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fleetkeeper_gateway.upstream.body import body_of
 from fleetkeeper_gateway.upstream.not_sent import MAX_BYTES, is_refusal
 
 _FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 1.0
+_MAX_PAUSE_S: Final = 1.0
 _BODY_TIMEOUT_S: Final = 5.0
 """Time for the short body of a 503."""
 
 
 class NotSent(Exception):
-    """No service took the request, until the wait was over."""
+    """No service accepted the request before the wait ended."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -32,21 +32,21 @@ class NotSent(Exception):
 
 
 class SendFailed(Exception):
-    """The request was sent, and no response came that can be passed on. It may have been worked on."""
+    """The request was sent, but no usable response came. An engine may have worked on it."""
 
 
 class Opened(NamedTuple):
-    """A response whose body is still to come."""
+    """A response whose head arrived."""
 
     response: aiohttp.ClientResponse
     first: bytes
-    """The whole body, if it was read already."""
+    """The whole body if it was read already, otherwise empty."""
     complete: bool
-    """Whether it was."""
+    """True if `first` is the whole body."""
 
 
 class Attempt(NamedTuple):
-    """One request as it is sent."""
+    """The request of one attempt."""
 
     service: Service
     headers: list[tuple[str, str]]
@@ -83,13 +83,13 @@ class Upstream:
             path: the path to send it to.
             query: the query string, encoded.
             body: the whole body.
-            attempt: makes each attempt, with the service as it is then; None if it is gone or has
-                no address.
+            attempt: returns the request of the next attempt, for the service's present state; None if
+                the service is gone or has no address.
             sending: called with True once the request may have been sent, and with False once it is
                 known that it was not.
 
         Raises:
-            NotSent: if no service took it until the wait was over.
+            NotSent: if no service accepted it before the wait ended.
             SendFailed: if it was sent and failed.
         """
         loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ class Upstream:
                 if left_s <= 0:
                     raise
             await asyncio.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))  # noqa: S311 - no secret
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
     async def _send(self, attempt: Attempt, path: str, query: str, body: bytes) -> Opened:
         try:

@@ -11,7 +11,7 @@ PART_BYTES: Final = 65_536
 
 
 class LargeBody(Payload):
-    """A body that is written part by part, so that other requests go on in between."""
+    """A body that is written part by part, so that other requests run in between."""
 
     _value: bytes
     _autoclose = True
@@ -31,7 +31,7 @@ class LargeBody(Payload):
     async def write_with_length(
         self, writer: AbstractStreamWriter, content_length: int | None
     ) -> None:
-        """Write the body, at most so many bytes of it."""
+        """Write at most `content_length` bytes of the body."""
         end = self._size or 0
         if content_length is not None:
             end = min(end, content_length)
@@ -40,5 +40,5 @@ class LargeBody(Payload):
 
 
 def body_of(data: bytes) -> bytes | LargeBody:
-    """Return a body in the form in which the client library sends it best."""
+    """Return a body in the form that suits the client library."""
     return data if len(data) <= PART_BYTES else LargeBody(data)

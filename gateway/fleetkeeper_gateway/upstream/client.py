@@ -9,10 +9,10 @@ import aiohttp
 from fleetkeeper_gateway.upstream.flood import BoundedConnector
 
 KEEP_ALIVE_S: Final = 3.0
-"""Idle time after which a connection is closed. vLLM's server closes its own after 5 s: a request
-that meets the end of its connection may have been received or not, and would fail."""
+"""Idle time after which a connection is closed, shorter than the 5 s of vLLM's server. If vLLM closed first,
+a request on its way would fail, and might have been received or not."""
 READ_BYTES: Final = 65_536
-"""Bytes of a response that may wait for a slow reader, before the service is not read any more."""
+"""Buffered bytes of a response at which the gateway stops reading the service, because its client is slow."""
 _MAX_LINE_BYTES = 32_768
 
 

@@ -1,4 +1,4 @@
-"""Connections to services that cannot flood the gateway: interim answers and framing are bounded.
+"""Connections to services with bounds on interim responses and framing, against floods.
 
 A client library reads any number of `100 Continue` before an answer, and chunks of one byte. Each costs
 the processor as much as a kilobyte of an answer does.
@@ -13,16 +13,16 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 MAX_INTERIM: Final = 10
-"""Interim answers (100 to 199) before an answer."""
+"""Maximum interim responses (100 to 199) before an answer."""
 MAX_FRAMING_BYTES: Final = 32_768
-"""Bytes of an answer that are no body: its head, and the lengths of its chunks. A quarter of the body
-comes on top. An event with a token has more than 100 bytes, and 6 of them are framing."""
+"""Maximum bytes of an answer beside its body (its head, and the lengths of its chunks), plus a quarter of the
+body. An event with a token has more than 100 bytes, and 6 of them are framing."""
 _PART_BYTES: Final = 32_768
-"""What is parsed before the bounds are checked again."""
+"""Bytes that are parsed between two checks of the bounds."""
 
 
 class FloodError(aiohttp.ClientPayloadError):
-    """A service sends far more messages or chunks than an answer needs."""
+    """A service sent far more messages or chunks than an answer needs."""
 
 
 class BoundedResponses(ResponseHandler):
@@ -33,12 +33,12 @@ class BoundedResponses(ResponseHandler):
     _is_flooded = False
 
     def set_response_params(self, **params: Any) -> None:  # noqa: ANN401 - the library's
-        """Begin with the answer to a request."""
+        """Reset the counts for the answer to a new request."""
         self._interim = self._wire_bytes = 0
         super().set_response_params(**params)
 
     def feed_data(self, data: Any, size: int = 0) -> None:  # noqa: ANN401 - the library's
-        """Take a message, which is an interim answer or the answer."""
+        """Count a message: an interim response or the answer."""
         if 100 <= data[0].code < 200:
             self._interim += 1
         if self._interim <= MAX_INTERIM:
@@ -47,7 +47,7 @@ class BoundedResponses(ResponseHandler):
             self._end("interim answers without end")
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes of the service, and end the connection if they are a flood."""
+        """Parse bytes from the service, and end the connection if they are a flood."""
         size = len(data)
         if size > _PART_BYTES:
             for start in range(0, size, _PART_BYTES):
@@ -83,7 +83,7 @@ class BoundedConnector(aiohttp.TCPConnector):
     """A connector whose connections cannot be flooded."""
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - the library's
-        """Take the options of the library's connector."""
+        """Accept the options of the library's connector."""
         super().__init__(**options)
         # The library has no other way to choose the class.
         self._factory = partial(BoundedResponses, loop=self._loop)  # type: ignore[assignment]

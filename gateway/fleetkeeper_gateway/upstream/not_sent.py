@@ -1,4 +1,4 @@
-"""Responses that say that no engine took the request."""
+"""Detects responses which state that no engine accepted the request."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 from typing import Final
 
 MAX_BYTES: Final = 4096
-"""A longer body is no such response."""
+"""Maximum bytes of such a response's body."""
 _NO_REPLICA = "no_replica"
-"""Code of the 503 of our router, if no replica is ready or can be reached."""
+"""Error code of our router's 503 while no replica is ready or reachable."""
 _NO_WORKER = b"No available workers"
-"""How vllm-router 0.1.17 begins its 503 as text, if no worker is healthy (measured)."""
+"""First bytes of the 503 of vllm-router 0.1.17 while no worker is healthy (measured)."""
 _DRAINING = "draining"
-"""Code of the 503 of our middleware, in a replica that shuts down."""
+"""Error code of our middleware's 503 in a replica that shuts down."""
 
 
 def is_refusal(status: int, body: bytes) -> bool:
-    """Return whether a response says that the request was not taken and may be sent again."""
+    """Return whether a response states that the request was not accepted and may be sent again."""
     if status != 503 or len(body) > MAX_BYTES:
         return False
     if body.startswith(_NO_WORKER):

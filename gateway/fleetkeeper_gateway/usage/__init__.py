@@ -1,1 +1,1 @@
-"""Collects what the engines counted, keeps it in files by the hour, and answers for it."""
+"""Collects the token counts of engines, stores them in a file for each hour, and serves reports."""

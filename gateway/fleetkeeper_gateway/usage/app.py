@@ -1,4 +1,4 @@
-"""HTTP of the usage process: usage, health and metrics."""
+"""HTTP server of the usage process: usage, health and metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STALE_S: Final = 120.0
 
 
 class UsageApp:
-    """The handlers, over the files and the collector's state."""
+    """The handlers, which read the files and the collector's state."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class UsageApp:
         )
 
     async def usage(self, request: Request) -> Response:
-        """Return the usage of a time, by some dimensions."""
+        """Return the usage of a period, by the requested dimensions."""
         query, now = request.query_params, self._wall()
         try:
             until = parse_time("until", query.get("until", ""), now)
@@ -59,17 +59,17 @@ class UsageApp:
             by = parse_dimensions(query.get("by", "key,model"))
         except BadUsageQueryError as error:
             return JSONResponse({"error": str(error)}, status_code=400)
-        # One at a time: a report reads all files of its time.
+        # One at a time: a report reads all files of its period.
         async with self._reports:
-            # Rows are as many as the names of their time: encoding them takes long, too.
+            # There may be a row for every name of the period, so encoding takes long, too.
             return await asyncio.to_thread(
                 lambda: JSONResponse(self._store.report(since, until, by).document())
             )
 
     async def health(self, _request: Request) -> Response:
-        """Return 503 if an engine that answers was not read for a long time.
+        """Return 503 if a responding engine was not read for a long time.
 
-        Engines that do not answer say nothing about this process, so they do not count.
+        Engines that do not respond show nothing about this process, so they do not count.
         """
         age_s = self._read_age_s()
         if age_s > self._stale_s:  # not while it is NaN
@@ -82,7 +82,7 @@ class UsageApp:
 
 
 def parse_time(name: str, text: str, default: float) -> float:
-    """Return the Unix seconds of a parameter: a number, or a time in RFC 3339.
+    """Parse a time parameter, a number or RFC 3339, into Unix seconds.
 
     Raises:
         BadUsageQueryError: if it is neither.

@@ -1,4 +1,4 @@
-"""The attempts that were read in the last hours, so that none counts twice."""
+"""The attempts of the last hours, so that no attempt counts twice."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 MAX_ATTEMPTS = 1_000_000
-"""About 100 bytes each. A router resends an attempt within seconds."""
+"""Maximum attempts in memory, of about 100 bytes each. A router resends an attempt within seconds."""
 
 
 class Attempts:
-    """A set that forgets the oldest. It keeps digests: 64 bits suffice to tell a million apart."""
+    """A bounded set that drops its oldest members. It stores digests: 64 bits suffice to distinguish a million."""
 
     def __init__(self, limit: int = MAX_ATTEMPTS) -> None:
         self._limit = limit

@@ -1,7 +1,7 @@
-"""How much of one hour's file a tenant may take. Pure.
+"""Bounds on a tenant's part of one hour's file. Pure.
 
-An engine names the models in its entries, and may claim any number of them. So names are bounded for
-each service, and lines for each namespace: labels of a pod are its author's, the namespace is not.
+An engine chooses the model names in its entries, and may claim any number of them. So names are bounded
+by service, and lines by namespace: a tenant chooses the labels of its pods, but not their namespace.
 Nothing is left out of the sums; beyond a bound, lines have fewer dimensions.
 """
 
@@ -14,15 +14,15 @@ from typing import Any, Final
 from fleetkeeper_gateway.usage.lines import OTHER, Pod, Room
 
 MAX_MODELS: Final = 64
-"""Names of a service. The schema of an InferenceService allows 33: the served name and 32 adapters."""
+"""Maximum model names of a service. An InferenceService may have 33: the served name and 32 adapters."""
 MAX_ATTEMPTS: Final = 1_000_000
-"""Lines of single attempts of a namespace, at most about 300 bytes each."""
+"""Maximum lines of single attempts of a namespace, of up to about 300 bytes each."""
 MAX_OTHERS: Final = 200_000
-"""Other lines of a namespace: about 140 replicas, each with unattributed requests in every reading."""
+"""Maximum other lines of a namespace: about 140 replicas, each with unattributed requests in every reading."""
 
 
 class HourBounds:
-    """What the file of one hour has already taken."""
+    """Counts of the lines in the file of one hour."""
 
     def __init__(self) -> None:
         self._hour = ""
@@ -31,13 +31,13 @@ class HourBounds:
         self._others: Counter[str] = Counter()
 
     def begin(self, hour: str) -> None:
-        """Begin with nothing, if this is another hour."""
+        """Reset the counts at the start of another hour."""
         if hour != self._hour:
             self._hour = hour
             self._models, self._attempts, self._others = {}, Counter(), Counter()
 
     def room(self, pod: Pod) -> Room:
-        """Return what of a pod's page may have lines of its own."""
+        """Return the dimensions that lines of a pod's page may have."""
         models = self._models.setdefault((pod.namespace, pod.service), set())
 
         def model(name: str) -> str:
@@ -53,11 +53,11 @@ class HourBounds:
         )
 
     def is_used_up(self, namespace: str) -> bool:
-        """Return whether a namespace has as many lines without an attempt as it may have."""
+        """Return whether a namespace has reached its maximum of lines without an attempt."""
         return self._others[namespace] >= MAX_OTHERS
 
     def note(self, namespace: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Count the lines of a group. Its commit is one more, unless it commits attempts."""
+        """Count the lines of a group, and one for its commit unless it commits attempts."""
         attempts = others = 0
         for line in lines:
             attempts += "attempt" in line

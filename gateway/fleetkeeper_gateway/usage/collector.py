@@ -1,4 +1,4 @@
-"""Reads the ledgers of all engines, each on its own."""
+"""Reads the ledgers of all engines, independently of one another."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from fleetkeeper_gateway.usage.store import UsageStore
 log = structlog.get_logger(__name__)
 
 TRUSTED_TURNS: Final = 32
-"""Pages that are read at once from engines that answered the last time."""
+"""Pages that are read concurrently from engines whose last reading succeeded."""
 TRUSTED_S: Final = 2.0
 DOUBTED_TURNS: Final = 16
-"""The same of engines that did not, and of those that were never read."""
+"""Pages that are read concurrently from all other engines."""
 DOUBTED_S: Final = 10.0
 MAX_PAGES: Final = 20
-"""Pages of one reading: a whole ledger. What is left comes the next time."""
+"""Maximum pages of one reading, enough for a whole ledger. The next reading continues there."""
 LAST_PERIOD_S: Final = 0.5
-"""Pods that terminate are read this often: their ledger ends with them."""
+"""Period of terminating pods, whose ledgers end with them."""
 LAST_READS: Final = 1_200
 SPARING_PERIOD_S: Final = 60.0
-"""Period of the pods of a namespace whose lines of this hour are used up."""
+"""Period of the pods of a namespace that has reached its maximum of lines in this hour."""
 TIDY_S: Final = 300.0
 SERIES_S: Final = 3_600.0
-"""Time after the last pod of a service for which its series stay."""
+"""Time for which a service keeps its series after its last pod."""
 _EXPECTED: Final = (UnreadableError, aiohttp.ClientError, OSError, NoGrantKeyError)
-"""What a reading may fail with. TimeoutError is an OSError."""
+"""Errors of a failed reading. TimeoutError is an OSError."""
 
 
 class Checker(Protocol):
-    """Tells attempts of the gateway from those that an engine made up."""
+    """Checks whether the gateway sent an attempt, or the engine made it up."""
 
     def is_ours(self, attempt: str, service: str, request: str, key: str, tier: str) -> bool:
         """Return whether the gateway sent this attempt of this request to this service."""
@@ -59,24 +59,24 @@ class Checker(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Pod:
-    """An engine that is followed."""
+    """An engine that is read."""
 
     target: Target
     asked: float = 0.0
-    """Monotonic time at which its last page was read, or could not be."""
+    """Monotonic time of the last attempt to read a page."""
     is_trusted: bool = False
-    """Whether it answered the last time. Others wait in a lane of their own."""
+    """True if the last reading succeeded. Other engines wait in a lane of their own."""
     is_gone: bool = False
     last_reads: int = 0
-    """Readings since it terminates."""
+    """Readings since the pod terminates."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Collector:
-    """The reader of all engines. The limiter is None where nothing is to be settled.
+    """The reader of all engines. Without a limiter (None), nothing is settled.
 
-    Each pod has a task and a period of its own. What an engine answers, or does not answer, ends that
-    one reading and nothing else.
+    Each pod has a task and a period of its own. A wrong or missing answer of an engine ends this one
+    reading only.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Collector:
         self._problems: dict[str, str] = {}
         self._not_counting: set[str] = set()
         self._services: dict[str, float] = {}
-        """When a pod of a service was last followed, of those that have series."""
+        """Services with series, and when a pod of each was last read."""
 
     def follow(self, target: Target) -> None:
-        """Read an engine that is new or changed."""
+        """Start to read an engine, or take its changes."""
         pod = self._pods.get(target.pod.uid)
         if pod is None:
             pod = self._pods[target.pod.uid] = _Pod(target, self._monotonic())
@@ -118,14 +118,14 @@ class Collector:
         pod.target, pod.is_gone = target, False
 
     def leave(self, uid: str) -> None:
-        """Read an engine no longer. One that terminates is read until it does not answer."""
+        """Stop reading an engine. A terminating engine is read until it does not answer."""
         pod = self._pods.get(uid)
         if pod is not None:
             pod.is_gone = True
             pod.changed.set()
 
     def read_age_s(self) -> float:
-        """Return the longest time since an engine that answered was read; NaN without one."""
+        """Return the maximum time since the last reading, of responding engines; NaN without such engines."""
         now = self._monotonic()
         ages = (now - pod.asked for pod in self._pods.values() if pod.is_trusted)
         return max(ages, default=math.nan)
@@ -178,7 +178,7 @@ class Collector:
         except _EXPECTED as problem:
             self._note_failure(pod, problem)
         except Exception as problem:
-            # A defect that one engine brings about must not keep this process from the others.
+            # An error that one engine provokes must not keep this process from the others.
             if self._note_failure(pod, problem):
                 log.exception("usage cannot be read: a defect", pod=pod.target.name)
         else:
@@ -205,7 +205,7 @@ class Collector:
         return reading.cursor.next < page.newest and reading.cursor.next > cursor.next
 
     def _with_own_attempts(self, page: Page, target: Target) -> Page:
-        """Return a page in which attempts that the gateway did not make are unattributed."""
+        """Return the page with attempts that the gateway did not make as unattributed."""
         entries = tuple(
             entry if self._is_own(entry, target.service) else entry.without_grant()
             for entry in page.entries
@@ -216,7 +216,7 @@ class Collector:
             return page
         metrics.FORGED.labels(target.service).inc(forged)
         log.warning(
-            "an engine tells of requests that the gateway did not send it",
+            "an engine reports requests that the gateway did not send to it",
             pod=target.name,
             namespace=target.pod.namespace,
             entries=forged,
@@ -262,7 +262,7 @@ class Collector:
         """Remove the series of services that have had no pod for a while."""
         now = self._monotonic()
         self._services |= dict.fromkeys((pod.target.service for pod in self._pods.values()), now)
-        for service in [one for one, at in self._services.items() if now - at > SERIES_S]:
+        for service in [name for name, at in self._services.items() if now - at > SERIES_S]:
             del self._services[service]
             metrics.forget(service)
 

@@ -1,4 +1,4 @@
-"""Reads pages from the control ports of engines, which may answer anything."""
+"""Reads pages from the control ports of engines, whose answers are not trusted."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fleetkeeper_gateway.usage.pages import Cursor, Page
 from fleetkeeper_gateway.usage.pods import Target
 
 PAGE_BYTES: Final = 2 * 1024 * 1024
-"""1,000 entries take at most 1.3 MB."""
+"""Maximum bytes of a page: 1,000 entries take at most 1.3 MB."""
 
 
 class TokenSigner(Protocol):
-    """Signs what the control port of one pod accepts."""
+    """Signs tokens for the control port of one pod."""
 
     def sign(self, pod_uid: str) -> str:
         """Return a token for one request."""
 
 
 class UnreadableError(Exception):
-    """An engine whose ledger cannot be read. The message says why."""
+    """An engine's ledger cannot be read. The message states the reason."""
 
 
 class Engines:
@@ -39,8 +39,8 @@ class Engines:
         """Return the page after a cursor.
 
         Raises:
-            UnreadableError: the answer is no page.
-            aiohttp.ClientError: there is no whole answer.
+            UnreadableError: the answer is not a page.
+            aiohttp.ClientError: there is no complete answer.
             NoGrantKeyError: there is no key to sign the request with.
         """
         token = self._signer.sign(target.pod.uid)
@@ -72,10 +72,10 @@ async def open_engines(signer: TokenSigner) -> AsyncIterator[Engines]:
 
 
 def parse_page(content: bytes) -> Page:
-    """Return a page.
+    """Parse a page.
 
     Raises:
-        UnreadableError: if it is none.
+        UnreadableError: if the content is not a page.
     """
     try:
         return Page.model_validate_json(content)

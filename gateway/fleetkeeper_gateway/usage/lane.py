@@ -1,4 +1,4 @@
-"""Turns in a shared pool, of which each namespace gets a share."""
+"""A pool of turns that namespaces share fairly."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 
 class Lane:
-    """A pool of turns. A namespace holds at most as many as it leaves free.
+    """A pool of turns. A namespace holds at most as many turns as remain free.
 
-    Of the namespaces that wait, the one that waited longest for a turn is next. So a namespace with a
-    thousand pods that do not answer delays no pod of another one.
+    The waiting namespace that has waited longest is next. So a namespace with a thousand unresponsive
+    pods delays no pod of another namespace.
     """
 
     def __init__(self, turns: int) -> None:
@@ -52,11 +52,11 @@ class Lane:
         self._held[namespace] -= 1
         if not self._held[namespace]:
             del self._held[namespace]
-        for one in list(self._waiting):
-            self._serve(one)
+        for other in list(self._waiting):
+            self._serve(other)
 
     def _serve(self, namespace: str) -> None:
-        """Give a namespace that waits its next turn, if it may hold one more."""
+        """Give a waiting namespace its next turn, if it may hold another."""
         turns = self._waiting[namespace]
         while turns and turns[0].done():  # cancelled
             turns.popleft()

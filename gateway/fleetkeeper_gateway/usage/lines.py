@@ -1,4 +1,4 @@
-"""What a page of a ledger becomes in a file: lines and a new cursor. Pure."""
+"""Turns a page of a ledger into lines of a file and a new cursor. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fleetkeeper_contract.usage_files import (
 from fleetkeeper_gateway.usage.pages import MAX_PAGE_TOKENS, Cursor, Entry, Page, Tokens
 
 OTHER: Final = "other"
-"""The model of entries whose own name is not kept."""
+"""Model of the entries beyond a service's maximum of model names."""
 CLOCK_SLACK_S = 60.0
 MAX_AGE_S = 7 * 86_400.0
-"""An entry of a pod that was never read is not older than this."""
+"""Maximum age of an entry of a pod that was never read before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """An engine's pod, as far as its usage matters."""
+    """The fields of an engine's pod that usage needs."""
 
     uid: str
     namespace: str
@@ -35,14 +35,14 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What of a pod's page may have lines of its own (`bounds`)."""
+    """The dimensions that lines of a pod's page may have (`bounds`)."""
 
     model: Callable[[str], str]
-    """Returns the name under which a model is kept."""
+    """Returns the model name for a line: its own, or OTHER."""
     keeps_attempts: bool = True
-    """Whether each attempt has a line. Otherwise the requests of a key are summed."""
+    """True if each attempt has a line. Otherwise the requests of a key are summed."""
     keeps_dimensions: bool = True
-    """Whether lines of unattributed requests have model and tier."""
+    """True if lines of unattributed requests have model and tier."""
 
 
 ALL_ROOM: Final = Room(lambda model: model)
@@ -50,12 +50,12 @@ ALL_ROOM: Final = Room(lambda model: model)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a page brought."""
+    """The result of reading a page."""
 
     lines: tuple[dict[str, Any], ...]
     cursor: Cursor
     attributed: tuple[Entry, ...]
-    """Those whose attempt was not read before."""
+    """Entries whose attempt was not read before."""
     unattributed: Counts
     lost: Counts
     """`requests` is the number of lost entries."""
@@ -70,18 +70,18 @@ def read_page(
     *,
     room: Room = ALL_ROOM,
 ) -> Reading:
-    """Return what a page adds to what is known of a pod.
+    """Compare a page with a pod's cursor, and return the new entries, lines and losses.
 
-    A router may send one attempt to several engines, and all of them work for it. The first entry
-    that is read counts for the key; the others are unattributed.
+    A router may send an attempt to several engines, and all of them work for it. The first entry that
+    is read counts for the key; the others are unattributed.
 
     Args:
         page: the entries after `cursor`, or the first ones of another boot.
         cursor: the place up to which the pod was read.
         pod: the pod.
-        now: Unix seconds. An entry ended between the last reading and now, whatever it says.
-        is_known: whether an attempt was read before, from any pod.
-        room: what may have lines of its own.
+        now: Unix seconds. Times of entries are clamped to the range from the last reading to now.
+        is_known: returns whether an attempt was read before, from any pod.
+        room: the dimensions that lines may have.
     """
     if page.boot != cursor.boot:
         cursor = Cursor(pod.uid, page.boot, seen=cursor.seen)
@@ -133,7 +133,7 @@ def sum_lines(lines: Iterable[Line]) -> list[dict[str, Any]]:
 
 
 def summed(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sums of lines of a file."""
+    """Return the sums of the lines of a file."""
     return sum_lines(map(parse_line, documents))
 
 
@@ -179,10 +179,10 @@ def _counts(entry: Entry) -> Counts:
 
 
 def _lost(totals: Tokens, read: Sequence[Tokens], entries: int) -> Counts:
-    """Return what is neither in the entries nor was read before: the engine dropped it."""
+    """Return the counts that the engine dropped: neither in the entries nor read before."""
 
     def left(name: str) -> int:
-        found: int = getattr(totals, name) - sum(getattr(one, name) for one in read)
+        found: int = getattr(totals, name) - sum(getattr(tokens, name) for tokens in read)
         return min(max(0, found), MAX_PAGE_TOKENS)
 
     lost = (left(name) for name in COUNTS[2:])

@@ -1,7 +1,7 @@
 """Metrics of the usage process, in its default registry. No label names a key.
 
-What an engine says of itself is counted by its service (NAMESPACE/NAME), so that no engine can spoil the
-numbers of another service.
+Figures that an engine reports are counted by its service (NAMESPACE/NAME), so that no engine can falsify
+the numbers of another service.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ KINDS: Final = COUNTS[2:]
 
 
 def count(service: str, reading: Reading) -> None:
-    """Count what a page brought."""
+    """Count the entries and losses of a page."""
     ENTRIES.labels(service, "true").inc(len(reading.attributed))
     ENTRIES.labels(service, "false").inc(reading.unattributed.requests)
     LOST_ENTRIES.labels(service).inc(reading.lost.requests)

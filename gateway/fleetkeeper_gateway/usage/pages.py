@@ -1,4 +1,4 @@
-"""A page of an engine's ledger, checked: an engine runs in a tenant's pod and may answer anything. Pure."""
+"""Validates a page of an engine's ledger, which comes from a tenant's pod and is not trusted. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetkeeper_contract.tiers import TIER_BY_LABEL
 MAX_COUNT = 2**53
 MAX_PAGE_ENTRIES = 1_000
 MAX_PAGE_TOKENS = 2**40
-"""Of all entries of a page, and of what it says was lost. No engine counts so many in months."""
+"""Maximum tokens of all entries of a page, and of the reported losses. No engine counts so many in months."""
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Identifier = Annotated[str, StringConstraints(max_length=256)]
@@ -35,7 +35,7 @@ NO_TOKENS = Tokens()
 
 
 class Entry(Tokens):
-    """What one HTTP request came to."""
+    """The counts of one HTTP request."""
 
     n: Count
     attempt: Identifier | None
@@ -47,7 +47,7 @@ class Entry(Tokens):
     time: float = Field(allow_inf_nan=False)
 
     def without_grant(self) -> Entry:
-        """Return the same counts, attributed to nobody."""
+        """Return the same counts without a key."""
         return self.model_copy(update={"attempt": None, "key": None})
 
     @model_validator(mode="after")
@@ -69,16 +69,19 @@ class Page(_Read):
     errors: Count
     entries: Annotated[tuple[Entry, ...], Field(max_length=MAX_PAGE_ENTRIES)]
     totals: Tokens | None
-    """All tokens up to `next`; None if no entry was there to tell."""
+    """All tokens up to `next`; None if the page has no entry to derive them from."""
     lost: Count
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         numbers = [entry.n for entry in self.entries]
-        rising = all(one < other for one, other in pairwise(numbers))
+        rising = all(number < other for number, other in pairwise(numbers))
         if not rising or (numbers and numbers[-1] > self.next) or self.next > self.newest:
             raise ValueError("numbers are not in order")
-        if sum(one.prompt + one.cached + one.answer for one in self.entries) > MAX_PAGE_TOKENS:
+        if (
+            sum(entry.prompt + entry.cached + entry.answer for entry in self.entries)
+            > MAX_PAGE_TOKENS
+        ):
             raise ValueError(f"the entries have more than {MAX_PAGE_TOKENS} tokens together")
         return self
 
@@ -92,12 +95,12 @@ class Cursor:
     boot: str = ""
     next: int = 0
     totals: Tokens = NO_TOKENS
-    """All tokens of the ledger up to there, read or lost."""
+    """All tokens of the ledger up to this place, read or lost."""
     seen: float = 0.0
     """Unix seconds of the last reading."""
 
     def document(self) -> dict[str, object]:
-        """Return it as a commit has it."""
+        """Return the cursor as a commit contains it."""
         totals = [self.totals.prompt, self.totals.cached, self.totals.answer]
         return {
             "pod": self.pod,
@@ -112,7 +115,7 @@ class Cursor:
         """Return the cursor of a commit.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if the document is not a cursor.
         """
         known = _CursorDocument.model_validate(found)
         prompt, cached, answer = known.totals

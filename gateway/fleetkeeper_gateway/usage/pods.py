@@ -1,4 +1,4 @@
-"""The engines' pods, from the watch of pods."""
+"""The engines' pods, from a watch of pods."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fleetkeeper_gateway.kubernetes.watch import ObjectName
 from fleetkeeper_gateway.usage.lines import Pod
 
 SELECTOR: Final = "app.kubernetes.io/managed-by=fleetkeeper,fleetkeeper.io/component=engine"
-"""Labels that the operator gives to engines' pods."""
+"""Label selector of the engines' pods."""
 SERVICE_LABEL: Final = "fleetkeeper.io/service"
 CONTROL_PORT_NAME: Final = "control"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An engine that can be asked."""
+    """An engine whose ledger can be read."""
 
     pod: Pod
     name: str
     url: str
-    """Of its control port."""
+    """URL of its control port."""
     terminating: bool
 
     @property
@@ -33,21 +33,21 @@ class Target:
 
 
 class Follower(Protocol):
-    """Reads the engines that can be asked."""
+    """Reads the engines that it is given."""
 
     def follow(self, target: Target) -> None:
-        """Read an engine that is new or changed."""
+        """Start to read an engine, or take its changes."""
 
     def leave(self, uid: str) -> None:
-        """Read an engine no longer: its pod is gone, or cannot be asked any more."""
+        """Stop reading an engine: its pod is gone or no longer readable."""
 
 
 class Pods:
-    """A sink of the watch."""
+    """The reflector's sink for pods."""
 
     def __init__(self, follower: Follower) -> None:
         self._uids: dict[ObjectName, str] = {}
-        """Of the engines that can be asked."""
+        """UIDs of the engines that can be read."""
         self._follower = follower
 
     def put(self, place: ObjectName, found: Mapping[str, Any]) -> None:
@@ -60,13 +60,13 @@ class Pods:
             self._follower.follow(target)
 
     def remove(self, place: ObjectName) -> None:
-        """Forget a pod that is gone."""
+        """Drop a deleted pod."""
         uid = self._uids.pop(place, None)
         if uid is not None:
             self._follower.leave(uid)
 
     def listed(self) -> None:
-        """Do nothing: what is known is used at once."""
+        """Do nothing: every pod is used at once."""
 
 
 def parse_pod(found: Mapping[str, Any]) -> Target | None:

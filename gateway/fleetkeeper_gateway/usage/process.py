@@ -1,4 +1,4 @@
-"""The process `usage`: reads the engines' ledgers and answers for what they counted."""
+"""The process `usage`: reads the engines' ledgers and serves reports of their counts."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ async def _run(
 
 
 async def _end(tasks: list[asyncio.Task[None]], limiter: Limiter | None) -> None:
-    """End all tasks. One that failed by itself fails the process.
+    """Cancel all tasks. A task that failed fails the process.
 
     Raises:
-        Exception: what a task failed with.
+        Exception: the error of a failed task.
     """
     for task in tasks:
         task.cancel()

@@ -11,7 +11,7 @@ from fleetkeeper_gateway.services.settings import ServicesSettings
 
 
 class UsageSettings(ServicesSettings):
-    """What is read, how often, and where it is kept."""
+    """Settings of the reading and the storage of usage."""
 
     host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a pod serves its network
     usage_port: int = Field(
@@ -27,6 +27,6 @@ class UsageSettings(ServicesSettings):
         90, ge=1, le=3650, description="Days after which the files of an hour are deleted."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severity of a log line."
+        "info", description="Lowest level of log lines."
     )
-    log_format: Literal["json", "console"] = Field("json", description="Form of log lines.")
+    log_format: Literal["json", "console"] = Field("json", description="Format of log lines.")

@@ -1,4 +1,4 @@
-"""Hands what the engines counted to the limits, where it replaces estimates."""
+"""Passes the engines' counts to the limits, where they replace estimates."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 64
 MAX_WAITING: Final = 50_000
-"""Requests that wait to be settled. Beyond it, their reservations end by themselves."""
+"""Maximum requests that wait to be settled. Beyond it, reservations expire."""
 
 
 class Settler:
-    """A queue before the limits, so that a slow Redis does not slow the reading.
+    """A queue before the limits, so that a slow Redis does not delay reading.
 
-    The limiter is None where nothing is to be settled.
+    Without a limiter (None), nothing is settled.
     """
 
     def __init__(self, limiter: Limiter | None) -> None:
@@ -31,7 +31,7 @@ class Settler:
         self._waiting: asyncio.Queue[Entry] = asyncio.Queue(MAX_WAITING)
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Let the tokens of entries be settled soon."""
+        """Queue the settlement of the entries' tokens."""
         if self._limiter is None:
             return
         for entry in entries:
@@ -61,6 +61,6 @@ class Settler:
                 entry.key, TIER_BY_LABEL[entry.tier], entry.request, entry.prompt + entry.answer
             )
         except Exception:
-            # Whatever fails in the limits: the reservation ends by itself, and usage continues.
+            # After any error in the limits, the reservation expires, and usage continues.
             metrics.SETTLE_FAILURES.inc()
             log.exception("tokens were not settled", request=entry.request)

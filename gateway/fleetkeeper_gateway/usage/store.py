@@ -1,9 +1,9 @@
-"""The files with usage, one for each hour, and the place up to which each pod was read.
+"""The files with usage, one for each hour, and the cursors of the pods.
 
-A page's lines and its cursor are one group, appended with one write: after a crash both are there, or
-neither is, and then the page is read again. A file begins with all cursors, so the newest file that
-has a group tells them. Files of past hours are replaced by their sums, whole or not at all. So no
-moment of a crash makes a request count twice or not at all (the format: fleetkeeper_contract.usage_files).
+A page's lines and its cursor are one group, appended with one write. After a crash both exist, or
+neither; then the page is read again. A file begins with all cursors, so the newest file with a group is
+enough to restore them. Files of past hours are replaced by their sums, atomically. So a crash at any
+moment makes no request count twice or not at all (the format: fleetkeeper_contract.usage_files).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from fleetkeeper_gateway.usage.pages import Cursor, Page
 log = structlog.get_logger(__name__)
 
 RAW_HOURS: Final = 3
-"""Hours whose files keep each attempt, the current one included."""
+"""Hours whose files keep each attempt, including the current hour."""
 FORGET_S: Final = 7 * 86_400.0
-"""The cursor of a pod that was not read for this time is dropped."""
+"""Time after the last reading of a pod for which its cursor is kept."""
 DRAFT: Final = ".draft"
 
 
@@ -58,10 +58,10 @@ class UsageStore:
         self._size = 0
         self._summed: set[str] = set()
         self._alive: dict[str, float] = {}
-        """When each pod was last read, or restored."""
+        """Time of each pod's last reading or restoration."""
 
     def open(self, now: float) -> None:
-        """Restore what is known from the files. Call it once, before everything else.
+        """Restore the state from the files. Call it once, before all other methods.
 
         Raises:
             OSError: the directory cannot be created, read or written.
@@ -79,7 +79,7 @@ class UsageStore:
             if parse_hour(hour) > now - RAW_HOURS * HOUR_S:
                 self._restore_lines(hour)
         if hours:
-            # Reading it takes long if it is the current one: not on the event loop, at the first page.
+            # The current file takes long to read, so it is read here and not on the event loop at the first page.
             self._start(hours[-1])
 
     def is_used_up(self, namespace: str) -> bool:
@@ -91,7 +91,7 @@ class UsageStore:
         return self._cursors.get(pod) or Cursor(pod)
 
     def append(self, page: Page, pod: Pod, now: float) -> Reading:
-        """Add what a page brings. If that fails, nothing of it counts, and the page can be read again.
+        """Append the lines and the cursor of a page. After a failure nothing of it counts; read the page again.
 
         Raises:
             OSError: the file cannot be written.
@@ -112,7 +112,7 @@ class UsageStore:
         return reading
 
     def sync(self) -> None:
-        """Make what was appended survive a loss of power.
+        """Sync the appended lines to disk.
 
         Raises:
             OSError: the disk failed.
@@ -124,11 +124,11 @@ class UsageStore:
     def tidy(self, now: float) -> None:
         """Replace past files by their sums, and delete those beyond the retention.
 
-        A file that cannot be replaced or deleted keeps no other from it.
+        After a failure the other files are still processed.
 
         Raises:
             OSError: a file cannot be replaced or deleted.
-            ValueError: a file has a line that is none of usage.
+            ValueError: a file has a line that is not usage.
         """
         problems = []
         for hour in self._hours():
@@ -142,14 +142,14 @@ class UsageStore:
             raise problems[0]
 
     def report(self, since: float, until: float, by: tuple[str, ...]) -> Report:
-        """Return the usage of a time.
+        """Return the usage of a period.
 
         Raises:
             OSError: a file cannot be read.
         """
         found = Report(since, until, by)
         for hour in self._hours():
-            # A file has lines of its hour, and of hours before it that were read late.
+            # A file has lines of its hour, and of earlier hours that were read late.
             if parse_hour(hour) > since - HOUR_S:
                 with suppress(FileNotFoundError), self._path(hour).open("rb") as file:
                     for line in lines_of(file):
@@ -214,14 +214,16 @@ class UsageStore:
 
     def _all_cursors(self, changed: Cursor, now: float) -> list[Cursor]:
         self._cursors = {
-            pod: one for pod, one in self._cursors.items() if self._alive[pod] > now - FORGET_S
+            pod: cursor
+            for pod, cursor in self._cursors.items()
+            if self._alive[pod] > now - FORGET_S
         }
         cursors = {**self._cursors, changed.pod: changed}
         self._alive = {pod: self._alive[pod] for pod in cursors}
         return list(cursors.values())
 
     def _start(self, hour: str) -> None:
-        """Open an hour's file, and cut off what no commit ends."""
+        """Open an hour's file, and truncate it after its last commit."""
         self.close()
         path = self._path(hour)
         file = path.open("ab", buffering=0)

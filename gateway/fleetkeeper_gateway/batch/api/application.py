@@ -1,4 +1,4 @@
-"""The application that a server runs."""
+"""The ASGI application of the API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleetkeeper_gateway.http.errors import unknown_path, wrong_method
 
 
 class Endpoint:
-    """A path with its methods, as an ASGI callable."""
+    """The methods of a path, as an ASGI callable."""
 
     def __init__(
         self, parts: ApiParts, keys: defaultdict[str, KeyState], **handlers: Handler
@@ -46,8 +46,8 @@ class Endpoint:
 def create_app(parts: ApiParts) -> Starlette:
     """Return the application of files and batches.
 
-    The server's connections must be those of `http.connection`: they bound heads and idle clients, and
-    an answer that breaks is ended by them, so that no client takes it for complete.
+    The server's connections must be those of `http.connection`. They bound heads and idle clients, and
+    abort a broken answer visibly, so that no client mistakes it for complete.
     """
     keys: defaultdict[str, KeyState] = defaultdict(KeyState)
     uploads, files, batches = UploadCalls(parts), FileCalls(parts), BatchCalls(parts)

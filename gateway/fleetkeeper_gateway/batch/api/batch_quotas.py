@@ -1,4 +1,4 @@
-"""What a key may have for a new batch: batches that have not ended, their lines, all batches, and files."""
+"""Quotas that a new batch needs: active batches of the key, their lines, all batches, and files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fleetkeeper_gateway.batch.model import MAX_LINES, BatchRecord, FileRecord
 from fleetkeeper_gateway.http.errors import Refusal
 
 _MIN_LINE_BYTES: Final = 64
-"""A line has an ID, a method, an address and a body."""
+"""Minimum bytes of a line, which has an ID, a method, a URL and a body."""
 
 
 async def check_batch_quotas(parts: ApiParts, key_id: str, key: KeyState, lines: int) -> None:
-    """Check that a key may have one more batch, of at most so many lines.
+    """Check that a key may have another batch, with at most this number of lines.
 
     Raises:
-        Refusal: if it may not.
+        Refusal: if a quota is reached.
     """
     await _check_store(parts, key_id)
     active = await parts.batches.active_ids(key_id)
@@ -37,12 +37,12 @@ async def check_batch_quotas(parts: ApiParts, key_id: str, key: KeyState, lines:
 
 
 def most_lines(file: FileRecord) -> int:
-    """Return how many lines a file can have."""
+    """Return the maximum number of lines of a file."""
     return min(MAX_LINES, 1 + file.bytes // _MIN_LINE_BYTES)
 
 
 async def _check_store(parts: ApiParts, key_id: str) -> None:
-    """Check that a key has room for results, which no quota stops once the batch runs."""
+    """Check that the key has room for results, which no quota stops while a batch runs."""
     stored, settings = await parts.files.usage(key_id), parts.settings
     for code, have, most, what in (
         ("file_quota_exceeded", stored.files, settings.batch_key_files, "files"),
@@ -59,7 +59,7 @@ async def _check_store(parts: ApiParts, key_id: str) -> None:
 async def _check_lines(parts: ApiParts, key_id: str, key: KeyState, new: int) -> None:
     most = parts.settings.batch_key_lines
     if sum(key.lines.values()) + new > most:
-        # What batches really have is read only if it decides.
+        # The actual numbers of lines are read only if they decide.
         key.lines |= await _read_lines(parts, key_id, [*key.lines])
     if (queued := sum(key.lines.values())) + new > most:
         raise _exceeded(
@@ -70,7 +70,7 @@ async def _check_lines(parts: ApiParts, key_id: str, key: KeyState, new: int) ->
 
 
 async def _read_lines(parts: ApiParts, key_id: str, batch_ids: Sequence[str]) -> dict[str, int]:
-    """Return the lines of batches whose input file was read."""
+    """Return the number of lines of each batch whose input file was read."""
 
     async def lines(record: BatchRecord) -> dict[str, int]:
         found = await parts.batches.validated(record)
@@ -79,13 +79,13 @@ async def _read_lines(parts: ApiParts, key_id: str, batch_ids: Sequence[str]) ->
         return {record.id: 0 if found.mistakes else found.lines}
 
     known: dict[str, int] = {}
-    for one in await parts.of_batches(key_id, batch_ids, lines):
-        known |= one
+    for counted in await parts.of_batches(key_id, batch_ids, lines):
+        known |= counted
     return known
 
 
 async def _room(parts: ApiParts, key_id: str) -> int:
-    """Return the batches that a key may add before all of them are counted again."""
+    """Return the number of batches that a key may add before all are counted again."""
     most = parts.settings.batch_key_batches
     room = await parts.batches.make_room(key_id, most)
     if room < 1:
@@ -93,9 +93,11 @@ async def _room(parts: ApiParts, key_id: str) -> int:
             "batch_quota_exceeded",
             f"Your key may have {most} batches, and none of those that it has can be deleted.",
         )
-    # Half of it: another replica may find the same room.
+    # Half of the room: another replica may count the same.
     return (room + 1) // 2
 
 
-def _exceeded(code: str, message: str, cure: str = "Wait for one, or cancel one.") -> Refusal:
+def _exceeded(
+    code: str, message: str, cure: str = "Wait for a batch to end, or cancel a batch."
+) -> Refusal:
     return Refusal(429, code, f"{message} {cure}", headers=NO_RETRY)

@@ -16,7 +16,7 @@ from fleetkeeper_gateway.http.paths import INFERENCE
 from fleetkeeper_gateway.http.request_fields import refusal_of
 
 ENDPOINTS: Final = INFERENCE - {"/tokenize", "/detokenize"}
-"""Paths that lines may have: those that need the model."""
+"""Paths that lines may have: the inference paths that run the model."""
 _WINDOW = re.compile(r"([0-9]{1,5})([mhd])")
 _UNITS: Final = {"m": 60, "h": 3600, "d": 86_400}
 _MIN_WINDOW_S, _MAX_WINDOW_S = 5 * 60, 14 * 86_400
@@ -25,10 +25,10 @@ _SHOWN = 100
 
 
 def parse_batch_request(key_id: str, body: bytes, now: int) -> BatchRecord:
-    """Return the batch that a body asks for. Whether its input exists is not checked.
+    """Parse the body of a request for a batch. The existence of its input file is not checked.
 
     Args:
-        key_id: of the key that asks.
+        key_id: ID of the client's key.
         body: JSON.
         now: Unix seconds.
 

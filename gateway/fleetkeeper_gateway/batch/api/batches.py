@@ -1,4 +1,4 @@
-"""Batches: they are created, listed, shown and cancelled."""
+"""Calls that create, list, return and cancel batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.http.errors import Refusal
 
 _MAX_BODY_BYTES: Final = 65_536
-_LISTED, _MOST_LISTED = 20, 100
+_LISTED, _MAX_LISTED = 20, 100
 
 
 class BatchCalls:
@@ -46,7 +46,7 @@ class BatchCalls:
                 )
             lines = most_lines(file)
             await check_batch_quotas(parts, key_id, key, lines)
-            # One that exists was written by this call: a store repeats a write whose answer was lost.
+            # If it exists, this call wrote it: a store's client repeats a write whose answer was lost.
             await parts.batches.create(record)
             key.lines[record.id] = lines
         parts.on_created(record)
@@ -54,7 +54,7 @@ class BatchCalls:
 
     async def list(self, call: Call) -> Stream:
         """Return a page of the batches of a key, newest first."""
-        page = parse_page(call.scope["query_string"], default=_LISTED, most=_MOST_LISTED)
+        page = parse_page(call.scope["query_string"], default=_LISTED, most=_MAX_LISTED)
         return await list_stream(call.key.lists, lambda: self._page(call.key_id, page))
 
     async def _page(self, key_id: str, page: Page) -> deque[bytes]:
@@ -68,7 +68,7 @@ class BatchCalls:
         return await self._document(await self._found(call))
 
     async def cancel(self, call: Call) -> object:
-        """Ask for the end of a batch. The results that it has are kept."""
+        """Request the cancellation of a batch. Its results are kept."""
         parts = self._parts
         record = await self._found(call)
         facts = await self._facts(record)
@@ -86,10 +86,10 @@ class BatchCalls:
         return await self._document(record)
 
     async def _found(self, call: Call) -> BatchRecord:
-        """Return the batch of the path.
+        """Return the batch that the path names.
 
         Raises:
-            Refusal: if the key has none of that ID.
+            Refusal: if the key has no batch with that ID.
         """
         batch_id = call.path_id()
         record = await self._parts.batches.get(call.key_id, batch_id)
@@ -102,7 +102,7 @@ class BatchCalls:
 
     async def _facts(self, record: BatchRecord) -> Facts:
         batches = self._parts.batches
-        # The end first: what it follows from was kept before it.
+        # Read the end first: the other facts were written before it.
         final = await batches.final(record)
         validated, cancelled_at = await asyncio.gather(
             batches.validated(record), batches.cancelled_at(record)
@@ -112,7 +112,7 @@ class BatchCalls:
             try:
                 counts = await self._progress.counts(record, validated)
             except ObjectMissing:
-                # Logs are deleted after the end is kept, which may have been a moment ago.
+                # The logs are deleted after the end is written, which may have happened just now.
                 final = await batches.final(record)
                 if final is None:
                     raise

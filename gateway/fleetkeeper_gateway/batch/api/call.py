@@ -1,4 +1,4 @@
-"""One request, from its head to its last byte: who asks, what is answered, and what the audit log says."""
+"""A request, from its head to its last byte: authentication, body, answer and audit log."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from fleetkeeper_gateway.interfaces import KeyRefused
 log: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.batch.api")
 
 CLIENT_CLOSED: Final = 499
-"""Status in the audit log of a request whose client did not get a status."""
+"""Status in the audit log of a request whose client got no status."""
 _RETRY_S: Final = 5
 _KEY_CHECK_S: Final = 0.5
-"""Time between two checks of a key. With the watch of keys, a change is in force within 2 s."""
+"""Period of the checks of a key. Together with the watch of keys, a change takes effect within 2 s."""
 _BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _REQUEST_ID: Final = REQUEST_ID_HEADER.lower().encode()
 _CLIENT_REQUEST_ID: Final = CLIENT_REQUEST_ID_HEADER.lower().encode()
@@ -42,14 +42,14 @@ _CLIENT_REQUEST_ID: Final = CLIENT_REQUEST_ID_HEADER.lower().encode()
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer that is sent part by part."""
+    """An answer that is sent in parts."""
 
     first: bytes
-    """The first part, so that an answer begins only if there is something to send."""
+    """The first part, which exists before the answer begins, so that an error can still be answered."""
     rest: AsyncGenerator[bytes, None]
-    """It is closed when the answer has ended, however."""
+    """Further parts. Closed at the end of the answer in any case."""
     length: int
-    """Bytes of all parts."""
+    """Total bytes of all parts."""
     headers: Headers
 
 
@@ -58,7 +58,7 @@ Handler = Callable[["Call"], Awaitable[object]]
 
 
 class Call:
-    """One request of a client."""
+    """A client's request."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Call:
         self._receive = receive
         self._send = send
         self._more = any(name in _BODY_HEADERS for name, _ in scope["headers"])
-        """Whether the client may still send a part of its body."""
+        """True while the client may still send a part of its body."""
         self._received = 0
         self._waited_s = 0.0
         self._started = False
@@ -86,18 +86,18 @@ class Call:
 
     @property
     def key_id(self) -> str:
-        """Return the ID of the key that asks."""
+        """Return the ID of the client's key."""
         if self._key_id is None:
             raise RuntimeError("a request is handled once its key is known")
         return self._key_id
 
     @property
     def key(self) -> KeyState:
-        """Return what is kept of the key that asks."""
+        """Return the state of the client's key."""
         return self._keys[self.key_id]
 
     def path_id(self) -> str:
-        """Return the ID in the path, as the client sent it."""
+        """Return the ID in the path, unchecked."""
         found: str = self.scope["path_params"]["id"]
         return found
 
@@ -143,7 +143,7 @@ class Call:
         """Return the whole body.
 
         Raises:
-            ClientGone: if the client hung up before the end.
+            ClientGone: if the client closed the connection before the end.
             Refusal: if the body is too large or too slow.
         """
         # A budget for this body alone: a key holds at most half of one.
@@ -158,8 +158,8 @@ class Call:
         """Return the next part of the body; nothing at its end.
 
         Raises:
-            ClientGone: if the client hung up before the end.
-            Refusal: if the client sends nothing for too long, or too little in all.
+            ClientGone: if the client closed the connection before the end.
+            Refusal: if the client sends nothing for too long, or is too slow in total.
         """
         while self._more:
             message = await self._next_message()
@@ -173,7 +173,7 @@ class Call:
         return b""
 
     async def _next_message(self) -> Message:
-        """Wait for the client. What it may take in all grows with what it sent."""
+        """Wait for the client. Its total time grows with the bytes that it sent."""
         timeout_s = self.parts.client_timeout_s
         left_s = timeout_s + self._received / MIN_BYTES_PER_S - self._waited_s
         loop = asyncio.get_running_loop()
@@ -212,7 +212,7 @@ class Call:
         self._outcome, self._status = "ok", 200
 
     async def _send_stream(self, stream: Stream) -> None:
-        """Send a stream. It ends with its key, and if the client hangs up or reads nothing for too long."""
+        """Send a stream. It ends early with its key, with the connection, or if the client stops reading for too long."""
         headers = [(b"content-length", str(stream.length).encode()), *stream.headers]
         self._started = True
         watch = asyncio.ensure_future(self._end_with_key())
@@ -247,8 +247,8 @@ class Call:
             raise ClientGone
 
     async def _end_with_key(self) -> None:
-        """Cut the client off when its key is revoked or expires, also if it reads nothing."""
-        # Keys announce no end.
+        """Close the connection when the key is revoked or expires, also if the client reads nothing."""
+        # The end of a key is no event, so it is polled.
         while self.parts.keys.in_force(self.key_id, self.parts.clock()):  # noqa: ASYNC110
             await asyncio.sleep(_KEY_CHECK_S)
         self._outcome = "key_revoked"
@@ -260,7 +260,7 @@ class Call:
         await refuse(self._send, self._receive, refusal, self._own_headers(), unread=self._more)
 
     async def _fail(self, refusal: Refusal) -> None:
-        """Answer with an error. An answer that has begun ends early, and visibly."""
+        """Answer with an error, or abort an answer that has begun."""
         if self._started:
             self._outcome = refusal.code
             connection_of(self.scope).close()

@@ -11,7 +11,7 @@ MAX_EXPIRY_S: Final = 2_592_000
 PURPOSE: Final = "batch"
 """Purpose of an input file."""
 NO_RETRY: Final = {"x-should-retry": "false"}
-"""Tells OpenAI's clients that the same request will be refused again."""
+"""Header by which OpenAI's clients do not repeat a request that would be refused again."""
 _SHOWN = 200
 
 
@@ -21,7 +21,7 @@ def invalid(param: str, message: str) -> Refusal:
 
 
 def no_file(file_id: str, param: str = "id") -> Refusal:
-    """Return the refusal of a file that does not exist, or is of another key."""
+    """Return the refusal of a file that does not exist or belongs to another key."""
     return Refusal(
         404,
         "file_not_found",
@@ -31,7 +31,7 @@ def no_file(file_id: str, param: str = "id") -> Refusal:
 
 
 def no_batch(batch_id: str, param: str = "id") -> Refusal:
-    """Return the refusal of a batch that does not exist, or is of another key."""
+    """Return the refusal of a batch that does not exist or belongs to another key."""
     return Refusal(
         404,
         "batch_not_found",

@@ -1,4 +1,4 @@
-"""Files and lists as OpenAI's API shows them. Pure."""
+"""Files and lists in the format of OpenAI's API. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Final
 from fleetkeeper_gateway.batch.model import FileRecord
 
 PIECE_BYTES: Final = 65_536
-"""A piece of a list, which is made and encoded at a time, ends with the item that reaches this."""
+"""Size from which a piece of a list ends. Each piece is encoded in one step of the event loop."""
 
 
 def file_document(record: FileRecord, expires: int) -> dict[str, Any]:
-    """Return a file that expires at a time in Unix seconds."""
+    """Return a file in the API's format. `expires`: Unix seconds."""
     return {
         "id": record.id,
         "object": "file",

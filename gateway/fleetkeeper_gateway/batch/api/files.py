@@ -1,4 +1,4 @@
-"""Files: their list, their content and their end."""
+"""Calls that list, return, download and delete files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fleetkeeper_gateway.http.connections.bodies import BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 
 DOWNLOAD_BYTES: Final = 8 * 1_048_576
-"""What one download holds in memory: the part that a client reads, and the next one."""
+"""Memory of a download: the part that the client reads, and the next part."""
 MEMORY_BYTES: Final = 32 * DOWNLOAD_BYTES
-"""What all downloads may hold. Uploads, downloads and logs share the 1 GiB that the chart leaves for the parent."""
-_MOST_LISTED = 10_000
+"""Maximum memory of all downloads. Uploads, downloads and logs share the 1 GiB that the chart leaves for the parent."""
+_MAX_LISTED = 10_000
 
 
 class FileCalls:
@@ -35,7 +35,7 @@ class FileCalls:
 
     async def list(self, call: Call) -> Stream:
         """Return a page of the files of a key."""
-        page = parse_page(call.scope["query_string"], default=_MOST_LISTED, most=_MOST_LISTED)
+        page = parse_page(call.scope["query_string"], default=_MAX_LISTED, most=_MAX_LISTED)
         return await list_stream(call.key.lists, lambda: self._page(call.key_id, page))
 
     async def _page(self, key_id: str, page: Page) -> deque[bytes]:
@@ -75,7 +75,7 @@ class FileCalls:
         )
 
     async def delete(self, call: Call) -> object:
-        """Delete a file that no active batch reads."""
+        """Delete a file that is the input of no active batch."""
         parts = self._parts
         async with call.key.change:
             record = await parts.file(call.key_id, call.path_id())
@@ -95,10 +95,10 @@ class FileCalls:
     async def _bytes(
         self, record: FileRecord, turns: asyncio.Semaphore
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a file, once its key has a turn, which lasts until this is closed.
+        """Yield the parts of a file, in a turn of its key, which lasts until the generator is closed.
 
         Raises:
-            Refusal: if all downloads hold too much. A client that knows 503 tries again.
+            Refusal: 503 if all downloads together hold too much memory. Clients retry a 503.
         """
         key_id = record.key_id
         path = self._parts.files.data_path(key_id, record.id)

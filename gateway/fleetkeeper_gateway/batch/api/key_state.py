@@ -1,6 +1,6 @@
-"""What one replica keeps of a key: turns, so that its requests do not overtake one another, and counts.
+"""The state of a key in one replica: locks and turns for its requests, and counts for its quotas.
 
-Between replicas nothing is locked. Two that accept at the same moment may exceed a quota by one.
+Replicas do not lock one another. Two replicas that accept at the same moment may exceed a quota by one.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from typing import Final
 from fleetkeeper_gateway.http.errors import Refusal, unavailable
 
 MAX_UPLOADS: Final = 8
-"""Uploads of one key that are read at the same time. Others wait, so the store holds no more unfinished files."""
+"""Maximum concurrent uploads of a key. Further ones wait, which bounds the unfinished files in the store."""
 MAX_DOWNLOADS: Final = 8
-"""Files of one key that are sent at the same time. Others wait, so slow readers hold no more parts in memory."""
+"""Maximum concurrent downloads of a key. Further ones wait, which bounds the memory that slow readers hold."""
 MAX_LISTS: Final = 2
-"""Lists of one key that are made and sent at the same time. One of 10,000 files may have 33 MB. Others wait."""
+"""Maximum concurrent lists of a key. Further ones wait. A list of 10,000 files may have 33 MB."""
 MAX_OPEN: Final = 64
-"""Calls of one key that were begun and are not answered. Each may hold a part of a body, of 64 KiB."""
+"""Maximum open calls of a key. Each may hold a part of a body, of 64 KiB."""
 _MINUTE_S = 60.0
 
 
 class KeyState:
-    """The state of one key. It is never forgotten: keys are few, because operators make them."""
+    """The state of a key. It is never dropped: administrators create keys, so they are few."""
 
     def __init__(self) -> None:
         self.change = asyncio.Lock()
-        """Held from a check of what the key has until the change that depends on it."""
+        """Held from the check of a quota to the change that depends on it."""
         self.uploads = asyncio.Semaphore(MAX_UPLOADS)
         self.downloads = asyncio.Semaphore(MAX_DOWNLOADS)
         self.lists = asyncio.Semaphore(MAX_LISTS)
         self.lines: dict[str, int] = {}
-        """The most lines that its active batches may have, by their ID."""
+        """Maximum lines of each active batch, by ID."""
         self.room = 0
-        """Batches that it may add before all of them are counted again."""
+        """Number of batches that the key may add before all are counted again."""
         self._open = 0
         self._calls = 0.0
-        """Those that have not come back: a key has the calls of a minute, and they come back evenly."""
+        """Level of a leaky bucket of calls. It holds the calls of a minute and drains evenly."""
         self._counted = 0.0
 
     @contextlib.contextmanager
     def open_call(self) -> Iterator[None]:
-        """Count a call while it is open.
+        """Count an open call.
 
         Raises:
-            Refusal: if the key has too many. OpenAI's client tries again.
+            Refusal: if the key has too many open calls. OpenAI's client retries.
         """
         if self._open >= MAX_OPEN:
             raise unavailable(
@@ -62,10 +62,10 @@ class KeyState:
             self._open -= 1
 
     def take_call(self, per_minute: int, now: float) -> None:
-        """Count a call, at a time in seconds that does not go back.
+        """Take a call from the rate limit. `now`: monotonic seconds.
 
         Raises:
-            Refusal: if the key has none left.
+            Refusal: if the rate limit is reached.
         """
         calls = max(0.0, self._calls - (now - self._counted) * per_minute / _MINUTE_S) + 1
         if calls > per_minute:

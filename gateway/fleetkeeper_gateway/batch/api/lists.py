@@ -1,4 +1,4 @@
-"""Lists: they are made and sent in turns of their key, so that slow readers hold no more of them in memory."""
+"""Sends lists in turns of their key, which bounds the memory that slow readers hold."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fleetkeeper_gateway.batch.api.call import Stream
 async def list_stream(
     turns: asyncio.Semaphore, make: Callable[[], Awaitable[deque[bytes]]]
 ) -> Stream:
-    """Return a list, once its key has a turn, which lasts until it was sent.
+    """Return a list, in a turn of its key, which lasts until the list was sent.
 
     Args:
-        turns: of the key.
+        turns: turns of the key.
         make: returns the pieces of the list.
     """
     pieces: deque[bytes] = deque()

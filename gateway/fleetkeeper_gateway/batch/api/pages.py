@@ -15,12 +15,12 @@ _MAX_FIELDS = 32
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part of a list is asked for."""
+    """The requested part of a list."""
 
     limit: int
     after: str | None = None
     ascending: bool = False
-    """Oldest first."""
+    """True for the oldest first."""
     purpose: str | None = None
 
     def cut(
@@ -30,10 +30,10 @@ class Page:
 
         Args:
             newest_first: all IDs.
-            missing: returns the refusal of an ID, and the parameter that has it.
+            missing: returns the refusal for an unknown ID and the name of its parameter.
 
         Raises:
-            Refusal: if `after` names none of them.
+            Refusal: if `after` names none of the IDs.
         """
         ids = newest_first[::-1] if self.ascending else newest_first
         start = 0
@@ -46,12 +46,12 @@ class Page:
 
 
 def parse_page(query: bytes, *, default: int, most: int) -> Page:
-    """Return the page that a query asks for. Unknown parameters are ignored.
+    """Parse the page that a query requests. Unknown parameters are ignored.
 
     Args:
         query: the query string.
-        default: items, if the query names no limit.
-        most: the highest limit.
+        default: the limit of a query without one.
+        most: the maximum limit.
 
     Raises:
         Refusal: if a value is invalid.

@@ -1,4 +1,4 @@
-"""What the API is made of."""
+"""The parts of the API."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 _DAY_S = 86_400
 _AT_ONCE: Final = 16
-"""Batches whose objects are read at the same time."""
+"""Number of batches whose objects are read concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiParts:
-    """The parts that others made."""
+    """The parts that other packages provide."""
 
     keys: Keys
     audit: AuditLog
@@ -39,9 +39,9 @@ class ApiParts:
     on_created: Callable[[BatchRecord], None]
     """Called with each new batch, to start its validation. It must not block."""
     clock: Callable[[], float] = time.time
-    """Return Unix seconds."""
+    """Returns Unix seconds."""
     client_timeout_s: float = 60.0
-    """Longest time that a client may send or read nothing."""
+    """Maximum time in which a client sends or reads nothing."""
     max_file_bytes: int = MAX_FILE_BYTES
 
     @property
@@ -50,7 +50,7 @@ class ApiParts:
         return int(self.clock())
 
     def expiry(self, record: FileRecord) -> int:
-        """Return the Unix seconds from which on a file does not exist any more."""
+        """Return the Unix seconds at which a file expires."""
         if record.expires is not None:
             return record.expires
         return record.created + self.settings.batch_retention_days * _DAY_S
@@ -59,7 +59,7 @@ class ApiParts:
         """Return a file of a key.
 
         Raises:
-            Refusal: if the key has none of that ID, which names the parameter that has it.
+            Refusal: if the key has no file with that ID. It names the parameter.
         """
         record = await self.files.get(key_id, file_id)
         if record is None:
@@ -69,7 +69,7 @@ class ApiParts:
     async def of_batches(
         self, key_id: str, batch_ids: Sequence[str], read: Callable[[BatchRecord], Awaitable[T]]
     ) -> list[T]:
-        """Return what is read of batches, without those that are gone or broken."""
+        """Return the results of `read` for batches, without missing and broken ones."""
 
         async def unbroken(record: BatchRecord) -> list[T]:
             try:
@@ -81,6 +81,6 @@ class ApiParts:
         found: list[T] = []
         for start in range(0, len(batch_ids), _AT_ONCE):
             some = await self.batches.several(key_id, batch_ids[start : start + _AT_ONCE])
-            for one in await asyncio.gather(*map(unbroken, some)):
-                found += one
+            for values in await asyncio.gather(*map(unbroken, some)):
+                found += values
         return found

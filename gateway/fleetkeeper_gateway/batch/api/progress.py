@@ -1,4 +1,4 @@
-"""How far batches are, read from their logs at most once a second."""
+"""The progress of batches, read from their logs at most once a second."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Validated
 
 KEPT_FOR_S: Final = 1.0
 _KEPT: Final = 10_000
-"""Batches. What is read again after a batch was forgotten is not less, either: logs only grow."""
+"""Maximum batches in memory. A dropped batch is read again, with no smaller counts: logs only grow."""
 
 
 class BatchProgress:
-    """The progress of batches whose lines run."""
+    """The progress of running batches."""
 
     def __init__(
         self, batches: Batches, *, monotonic: Callable[[], float] = time.monotonic
@@ -25,14 +25,14 @@ class BatchProgress:
         self._batches = batches
         self._monotonic = monotonic
         self._kept: OrderedDict[str, tuple[float, Counts]] = OrderedDict()
-        """When it was read, and what was read, by the ID of the batch."""
+        """Time and counts of the last reading, by batch ID."""
         self._reading: dict[str, asyncio.Task[Counts]] = {}
 
     async def counts(self, record: BatchRecord, validated: Validated) -> Counts:
-        """Return the lines that have a written result. They never become fewer.
+        """Return the counts of lines with a written result, which never decrease.
 
         Raises:
-            StorageError: if the store fails, or if the batch ended and its logs are gone.
+            StorageError: if the store fails, or if the batch ended and its logs were deleted.
         """
         kept = self._kept.get(record.id)
         if kept is not None and self._monotonic() - kept[0] < KEPT_FOR_S:
@@ -42,9 +42,9 @@ class BatchProgress:
             reading = asyncio.create_task(self._read(record, validated))
             self._reading[record.id] = reading
             reading.add_done_callback(lambda _: self._reading.pop(record.id))
-            # Nobody may be left that waits for it.
+            # All waiters may have been cancelled.
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # Others may wait for the same one.
+        # Others may wait for the same reading.
         return await asyncio.shield(reading)
 
     async def _read(self, record: BatchRecord, validated: Validated) -> Counts:
@@ -52,7 +52,7 @@ class BatchProgress:
         counts = (await self._batches.progress(record, validated)).counts
         _, before = self._kept.pop(record.id, (began, counts))
         # A store may list less than it did before.
-        counts = max(before, counts, key=lambda one: one.completed + one.failed)
+        counts = max(before, counts, key=lambda each: each.completed + each.failed)
         self._kept[record.id] = began, counts
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)

@@ -1,10 +1,10 @@
-"""The status of a batch, from what is kept of it. Pure.
+"""The status of a batch, derived from its objects. Pure.
 
-Nobody writes a status. It follows from the record, what the input file was found to be, whether the
-end was asked for, how the batch ended, and the progress of its lines:
+The status is not stored. It follows from the record, the validation of the input file, the cancellation
+request, the end, and the progress of the lines:
 
-    the end is kept          its status
-    the file has mistakes    failed: no line runs, whatever else was asked for
+    the end is written       its status
+    the file has mistakes    failed: no line runs, also if the batch is cancelled
     cancelled                cancelling
     not yet validated        validating
     all lines have a result, or the completion window has ended    finalizing
@@ -23,15 +23,15 @@ ENDED = frozenset({Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCE
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is kept of a batch at one time."""
+    """The stored state of a batch at one time."""
 
     record: BatchRecord
     validated: Validated | None = None
     cancelled_at: int | None = None
-    """Unix seconds: when the end was asked for."""
+    """Unix seconds of the cancellation request."""
     final: Final | None = None
     counts: Counts | None = None
-    """None: no line can have a result yet, or the end is kept."""
+    """Progress; None while no line can have a result, and after the end."""
 
 
 def status_of(facts: Facts, now: float) -> Status:
@@ -50,7 +50,7 @@ def status_of(facts: Facts, now: float) -> Status:
 
 
 def batch_document(facts: Facts, now: float) -> dict[str, Any]:
-    """Return a batch as OpenAI's API shows it, at a time in Unix seconds."""
+    """Return a batch in the format of OpenAI's API, at a time in Unix seconds."""
     record, validated, final = facts.record, facts.validated, facts.final
     status = status_of(facts, now)
     return {
@@ -73,15 +73,15 @@ def batch_document(facts: Facts, now: float) -> dict[str, Any]:
 
 
 def _times(facts: Facts, status: Status, now: float) -> dict[str, int | None]:
-    """Return when a batch came to the states that it has been in; None for the others.
+    """Return the times at which a batch entered its states; None for states that it did not enter.
 
-    When the last line got its result is not kept. So a completed batch began to be finalized when it
-    ended, and one that is finalized within its window has no time for it yet.
+    The time of the last result is not stored. So `finalizing_at` of a completed batch is its end, and a
+    batch that is being finalized within its window has no `finalizing_at` yet.
     """
     validated, expires = facts.validated, facts.record.expires
     end = facts.final.at if facts.final is not None else None
     valid = validated if validated is not None and not validated.mistakes else None
-    # The time when mistakes were found is the same before and after the end is kept.
+    # The time at which mistakes were found is the same before and after the end is written.
     failed = validated.at if validated is not None and validated.mistakes else end
     finalizing = end if status is Status.COMPLETED else None
     if status is Status.EXPIRED or (status is Status.FINALIZING and now >= expires):
@@ -98,7 +98,7 @@ def _times(facts: Facts, status: Status, now: float) -> dict[str, int | None]:
 
 
 def _counts(facts: Facts) -> Counts:
-    """Return the progress. Without any, no line counts as done."""
+    """Return the counts of lines. Without progress, no line is done."""
     if facts.final is not None:
         return facts.final.counts
     validated = facts.validated
@@ -109,6 +109,6 @@ def _counts(facts: Facts) -> Counts:
 
 def _errors(facts: Facts) -> dict[str, Any] | None:
     mistakes = [
-        mistake for one in (facts.validated, facts.final) if one for mistake in one.mistakes
+        mistake for found in (facts.validated, facts.final) if found for mistake in found.mistakes
     ]
     return {"object": "list", "data": list(map(asdict, mistakes))} if mistakes else None

@@ -1,4 +1,4 @@
-"""POST /v1/files: a file is checked and stored while it arrives."""
+"""POST /v1/files: checks and stores a file while it arrives."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.ba
 
 MIB = 1_048_576
 UPLOAD_BYTES = 24 * MIB
-"""What one upload may hold in memory: the parts that an object store has not confirmed."""
+"""Memory of an upload: the parts that the object store has not confirmed."""
 MEMORY_BYTES = 21 * UPLOAD_BYTES
-"""What all uploads may hold. Uploads, downloads and logs share the 1 GiB that the chart leaves for the parent."""
+"""Maximum memory of all uploads. Uploads, downloads and logs share the 1 GiB that the chart leaves for the parent."""
 MAX_PARTS: Final = 16
 _BOUNDARY_CHARACTERS = 200
 _FIELD_BYTES = 1024
 _FORM_BYTES = 65_536
-"""What a body may have beside the file itself."""
+"""Maximum bytes of a body beside the file itself."""
 _FILENAME_CHARACTERS = 255
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -50,38 +50,38 @@ class UploadedFile:
     def __init__(
         self, content_type: str, read: Callable[[], Awaitable[bytes]], max_bytes: int
     ) -> None:
-        """Describe a form.
+        """Create a form.
 
         Args:
-            content_type: the header of the request.
+            content_type: the request's Content-Type.
             read: returns the next bytes of the body; nothing at its end.
-            max_bytes: of the file.
+            max_bytes: maximum bytes of the file.
 
         Raises:
-            Refusal: if it is no form.
+            Refusal: if the body is not a form.
         """
         self._parser = PushMultipartParser(_boundary(content_type), max_segment_count=MAX_PARTS)
         self._read = read
         self._max_bytes = max_bytes
         self._fields: dict[str, str] = {}
         self._name = ""
-        """Of the part that is read."""
+        """Name of the current part."""
         self._text = bytearray()
-        """Of the field that is read."""
+        """Text of the current field."""
         self.filename = ""
         self.bytes = 0
         self.left_bytes = max_bytes
-        """What the key may still store."""
+        """Bytes that the key may still store."""
         self.failure: Refusal | ClientGone | None = None
-        """Why `parts` ended early. A store may report it as an error of its own."""
+        """The error with which `parts` ended. A store may report it as an error of its own."""
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Yield the bytes of the file, and end only after the whole form was read and is valid.
 
-        So nothing is stored of a form that is not complete.
+        So nothing of an incomplete form is stored.
 
         Raises:
-            ClientGone: if the client hung up.
+            ClientGone: if the client closed the connection.
             Refusal: if the form is malformed, or the file is too large.
         """
         received = 0
@@ -101,14 +101,14 @@ class UploadedFile:
             raise
 
     def _parsed(self, data: bytes) -> Iterator[MultipartSegment | bytes | None]:
-        """Yield what is in the next bytes of the form: heads of parts, their data, None at their end."""
+        """Yield the elements in the next bytes of the form: heads of parts, their data, None at their end."""
         try:
             yield from self._parser.parse(data)
         except MultipartError as error:
             raise _malformed(str(error)) from None
 
     def _take(self, found: MultipartSegment | bytes | None) -> bytes:
-        """Return what belongs to the file."""
+        """Return the bytes of an element that belong to the file."""
         if isinstance(found, MultipartSegment):
             self._name = found.name or ""
             self._text.clear()
@@ -147,7 +147,7 @@ class UploadedFile:
             raise bytes_exceeded()
 
     def _end_field(self) -> None:
-        """Keep a field. Those that are unknown are ignored."""
+        """Store a field. Unknown fields are ignored."""
         name = self._name
         if name in self._fields:
             raise invalid(name[:100], "The field is there twice.")
@@ -191,7 +191,7 @@ class UploadCalls:
         content_type = dict(call.scope["headers"]).get(b"content-type", b"").decode("latin-1")
         upload = UploadedFile(content_type, call.read_part, parts.max_file_bytes)
         async with call.key.uploads:
-            # A client that knows 503 tries again.
+            # Clients retry a 503.
             self._memory.take(call.key_id, UPLOAD_BYTES)
             try:
                 size = (announced or 0) - _FORM_BYTES
@@ -219,7 +219,7 @@ class UploadCalls:
             raise
 
     async def _keep(self, key_id: str, file_id: str, upload: UploadedFile, size: int) -> FileRecord:
-        """Make a stored file exist, if the key is still in force and has not reached its quota."""
+        """Write the record of a stored file, if the key is still valid and below its quota."""
         parts, now = self._parts, self._parts.now
         if not parts.keys.in_force(key_id, now):
             raise invalid_key(key_id)
@@ -241,7 +241,7 @@ class UploadCalls:
         """Return the bytes that a key may still store.
 
         Raises:
-            Refusal: if it may not store one more file of this size.
+            Refusal: if a quota does not allow another file of this size.
         """
         settings = self._parts.settings
         stored = await self._parts.files.usage(key_id)
@@ -259,7 +259,7 @@ class UploadCalls:
         return left
 
     async def _discard(self, key_id: str, file_id: str, path: str) -> None:
-        """Remove what was stored. The record goes first: a file without its bytes must not exist."""
+        """Remove the stored file, first its record: a file without its bytes must not exist."""
         parts = self._parts
         try:
             await parts.files.delete(key_id, file_id)
@@ -287,7 +287,7 @@ def _malformed(why: str) -> Refusal:
 
 
 def file_too_large(max_bytes: int) -> Refusal:
-    """Return the refusal of a file above the limit."""
+    """Return the refusal of a file above the maximum size."""
     return Refusal(
         413,
         "file_too_large",
@@ -297,7 +297,7 @@ def file_too_large(max_bytes: int) -> Refusal:
 
 
 def bytes_exceeded() -> Refusal:
-    """Return the refusal of a file for which a key has no bytes left."""
+    """Return the refusal of a file that exceeds the bytes of its key."""
     return Refusal(
         413,
         "byte_quota_exceeded",

@@ -1,4 +1,4 @@
-"""Where the gateway sends lines, and what waits for each service, for the operator."""
+"""The services that get lines, and the backlog of each, for the operator."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Destinations:
     def __init__(
         self, services: Services | None, keys: Keys, wall: Callable[[], float] = time.time
     ) -> None:
-        """Describe them. Without services, lines go to another upstream."""
+        """Take keys and services. Without services, lines go to another upstream than a gateway."""
         self._services = services
         self._keys = keys
         self._wall = wall
 
     def _chosen(self, key_id: str, model: str) -> tuple[str, str] | None:
-        """Return namespace and name; None if the gateway refuses the lines, or that is not known yet."""
+        """Return namespace and name of the service; None if it is unknown or the gateway refuses the lines."""
         if self._services is None or not self._services.synced:
             return None
         try:
@@ -39,18 +39,18 @@ class Destinations:
         return service.namespace, service.name
 
     def route(self, key_id: str, model: str) -> str:
-        """Return what names the route of a line: its service, or its flow where that is not known."""
+        """Return the route of a line: its service, or its flow while the service is unknown."""
         place = self._chosen(key_id, model)
         return flow_of(key_id, model) if place is None else f"service {'/'.join(place)}"
 
     def show(self, batches: Iterable[Left]) -> None:
-        """Export what is left of these batches, and of no others."""
+        """Export the backlog of these batches, and remove the series of all others."""
         due: defaultdict[tuple[str, str], list[Due]] = defaultdict(list)
-        for one in batches:
-            record, validated = one.record, one.validated
+        for left in batches:
+            record, validated = left.record, left.validated
             with noted("backlog", "a batch is missing in the backlog", batch=record.id):
                 place = self._chosen(record.key_id, validated.model)
-                if place is not None and one.lines:
-                    tokens = validated.tokens * one.lines / validated.lines
-                    due[place].append(Due(one.lines, tokens, float(record.expires)))
+                if place is not None and left.lines:
+                    tokens = validated.tokens * left.lines / validated.lines
+                    due[place].append(Due(left.lines, tokens, float(record.expires)))
         metrics.show_backlog(due, self._wall())

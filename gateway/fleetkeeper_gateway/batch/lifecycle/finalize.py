@@ -1,6 +1,6 @@
-"""The end of a batch: its logs are closed, then come its output and error files, and how it ended.
+"""The end of a batch: closes its logs, writes its output and error files, and then its `Final`.
 
-The files are a function of closed logs. Two processes may finalize a batch at the same time. Each writes
+The files are a function of the closed logs. Two processes may finalize a batch at the same time, each with
 files of its own. The first `Final` counts, and the other process deletes its files.
 """
 
@@ -42,12 +42,12 @@ log = structlog.get_logger(__name__)
 OUTPUT: Const = "output"
 ERROR: Const = "error"
 _LOGS_AT_ONCE: Const = 4
-"""Logs of all batches that are read at the same time. Each takes up to 16 MiB."""
+"""Maximum logs, of all batches, that are read concurrently. Each takes up to 16 MiB."""
 _PART_BYTES: Const = 262_144
 
 
 class Finalizer:
-    """Closes the logs of batches that end, and writes their files."""
+    """Closes the logs of ending batches, and writes their files."""
 
     def __init__(self, objects: Objects, files: Files, batches: Batches, inputs: Inputs) -> None:
         self._objects = objects
@@ -56,24 +56,24 @@ class Finalizer:
         self._inputs = inputs
         self._turns = KeyTurns(_LOGS_AT_ONCE)
         self._undecided: dict[str, list[FileRecord]] = {}
-        """Files of attempts that failed when the end was written, by batch. One of them may count."""
+        """Files of attempts that failed while they wrote `Final`, by batch. One of the attempts may count."""
 
     async def finalize(self, record: BatchRecord, index: Index, status: Status) -> Final:
-        """Close the logs of a batch, write its files, and keep how it ended.
+        """Close the logs of a batch, write its files, and write its end.
 
         Args:
             record: the batch.
             index: its lines and chunks.
-            status: completed, once all logs are closed. With cancelled, expired or failed, logs that are
-                open are closed with lines that say so. A batch that expired or failed is completed if all
-                its lines ran.
+            status: completed requires that all logs are closed. With cancelled, expired or failed, open
+                logs are closed with error lines of this status. An expired or failed batch becomes
+                completed if all its lines ran.
 
         Returns:
-            How it ended.
+            The end of the batch.
 
         Raises:
-            StorageError: if the store fails, or the batch is to be completed and a log is open or lines did
-                not run. Nothing has been decided. The call may be repeated.
+            StorageError: if the store fails, or if the status is completed and a log is open or lines did
+                not run. The end is undecided then, and the call may be repeated.
         """
         logs = await asyncio.gather(
             *(self._closed(record, index, chunk, status) for chunk in range(len(index.chunks)))
@@ -105,7 +105,7 @@ class Finalizer:
         return kept
 
     async def _closed(self, record: BatchRecord, index: Index, chunk: int, status: Status) -> Log:
-        """Return the log of a chunk, closed. Unless the batch is completed, close one that is open."""
+        """Return the closed log of a chunk. Close an open log, unless the status is completed."""
         found = self._batches.log(record, chunk, index.chunks[chunk])
         async with self._turns.turn(record.key_id):
             await found.read()
@@ -129,22 +129,22 @@ class Finalizer:
         return found
 
     async def settle(self, record: BatchRecord, final: Final) -> None:
-        """Delete the files of a batch that has ended which do not count."""
+        """Delete those files of an ended batch that do not count."""
         written = self._undecided.pop(record.id, [])
-        if not final.mistakes:  # otherwise it is not known which count
+        if not final.mistakes:  # otherwise it is unknown which files count
             counting = {final.output_file, final.error_file}
             await self._delete([file for file in written if file.id not in counting])
 
     async def _parts(
         self, record: BatchRecord, index: Index, logs: Sequence[Log], *, ok: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Return a file's lines, each with its end, in parts of a suitable size."""
+        """Yield the lines of a file, each with its end, in parts of a suitable size."""
         part = bytearray()
-        for one in logs:
-            completed = one.counts.completed
-            if not (completed if ok else len(one.lines) - completed):
+        for chunk_log in logs:
+            completed = chunk_log.counts.completed
+            if not (completed if ok else len(chunk_log.lines) - completed):
                 continue
-            texts = self._texts(record, index, one, ok=ok)
+            texts = self._texts(record, index, chunk_log, ok=ok)
             async with self._turns.turn(record.key_id), aclosing(texts):
                 async for text in texts:
                     part += text + b"\n"
@@ -157,7 +157,7 @@ class Finalizer:
     async def _texts(
         self, record: BatchRecord, index: Index, found: Log, *, ok: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Return lines of a file from one log, in order. A line whose result is lost has an error."""
+        """Yield the lines of a file from one log, in order. A line with a lost result gets an error."""
         lost = [] if ok else [number for number in found.lines if number not in found.done]
         async for result in found.results(ok=ok):
             while lost and lost[0] < result.line:
@@ -173,7 +173,7 @@ class Finalizer:
         try:
             return (await self._inputs.request(record, line)).custom_id
         except (ObjectMissing, ValueError):
-            # Nobody can tell the ID any more, and the batch has to end.
+            # The custom_id is lost, and the batch has to end.
             return ""
 
     async def _write(
@@ -183,7 +183,7 @@ class Finalizer:
         parts: AsyncGenerator[bytes, None],
         written: list[FileRecord],
     ) -> str:
-        """Write the bytes of a file, and add it to those that are written. Return its ID."""
+        """Write the bytes of a file, and add its record to `written`. Return its ID."""
         file_id = f"file-{uuid.uuid4().hex}"
         async with aclosing(parts):
             path = self._files.data_path(record.key_id, file_id)
@@ -204,7 +204,7 @@ class Finalizer:
         return file_id
 
     async def _delete(self, files: Sequence[FileRecord]) -> None:
-        """Delete files that do not count. What cannot be deleted now is deleted after the retention."""
+        """Delete files that do not count. If this fails, they are deleted after the retention."""
         for file in files:
             try:
                 await self._files.delete(file.key_id, file.id)
@@ -214,10 +214,10 @@ class Finalizer:
 
 
 def _counts(logs: Sequence[Log]) -> Counts:
-    """Return the counts of a batch from its closed logs. A line whose result is lost has failed."""
-    lost = sum(len(one.lines) - len(one.done) for one in logs)
+    """Return the counts of a batch from its closed logs. A line with a lost result has failed."""
+    lost = sum(len(chunk_log.lines) - len(chunk_log.done) for chunk_log in logs)
     return Counts(
-        sum(one.counts.total for one in logs),
-        sum(one.counts.completed for one in logs),
-        sum(one.counts.failed for one in logs) + lost,
+        sum(chunk_log.counts.total for chunk_log in logs),
+        sum(chunk_log.counts.completed for chunk_log in logs),
+        sum(chunk_log.counts.failed for chunk_log in logs) + lost,
     )

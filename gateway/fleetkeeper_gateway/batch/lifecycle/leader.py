@@ -1,7 +1,6 @@
-"""The lives of all batches, in the process that leads.
+"""The lives of all batches, in the leader.
 
-A process that begins to lead knows nothing, and reads what there is. Two that lead do the same work, without
-harm.
+A new leader has no state of its own, and reads the store. Two leaders do the same work twice, without harm.
 """
 
 from __future__ import annotations
@@ -17,35 +16,35 @@ LEASE: Final = "batches"
 _RENEWAL_S: Final = 10.0
 _PERIOD_S: Final = 0.5
 _MAX_UNREAD_S: Final = 60.0
-"""Time without a list of the active batches, after which another process may lead."""
+"""Maximum time without a list of the active batches. After it, another process may lead."""
 
 
 class Lifecycle:
-    """Validates, queues, finalizes, cancels and expires batches while it leads."""
+    """Validates, queues, finalizes, cancels and expires batches while this process leads."""
 
     def __init__(self, shared: Shared, show: Callable[[Sequence[Left]], None]) -> None:
-        """Describe the work; `run` does it.
+        """Take the parts; `run` does the work.
 
         Args:
-            shared: what the lives use.
-            show: takes what is left of all batches, again and again, and nothing while another process leads.
+            shared: parts that the lives share.
+            show: gets the unfinished lines of all batches periodically; none while another process leads.
         """
         self._shared = shared
         self._queue = shared.queue
         self._show = show
         self._lives: dict[str, tuple[Life, asyncio.Task[None]]] = {}
-        """Also those that have ended, as long as a list that was read before may name them."""
+        """Lives by batch ID. Ended lives stay until a newer list, which cannot name them again."""
         self._changed = asyncio.Event()
         self._leads = False
         self._read_at = 0.0
-        """When active batches were last read, or this process began to lead."""
+        """Time of the last list of active batches, or of the start of leading."""
 
     def wake(self) -> None:
-        """Take up new batches at once."""
+        """List new batches at once."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Lead, and let the batches live, until cancelled."""
+        """Acquire the lead, and drive the batches while leading, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._lead())
@@ -57,9 +56,9 @@ class Lifecycle:
                     await self._queue.resign(LEASE)
 
     async def _lead(self) -> None:
-        """Renew the lease, whatever the lives wait for."""
+        """Renew the lease, independently of the lives."""
         while True:
-            # If it fails, all lives continue. Another process that leads too does no harm.
+            # If renewal fails, all lives continue. A second leader does no harm.
             with noted("lead", "the lease cannot be renewed"):
                 leads = await self._queue.leads(LEASE)
                 if leads and not self._leads:
@@ -67,7 +66,7 @@ class Lifecycle:
                     self._changed.set()
                 self._leads = leads
                 if leads and self._shared.monotonic() >= self._read_at + _MAX_UNREAD_S:
-                    # Its lives continue: if no other takes the lease meanwhile, it leads again.
+                    # The lives continue: if no other process takes the lease, this one leads again.
                     await self._queue.resign(LEASE)
             await asyncio.sleep(_RENEWAL_S if self._leads else _PERIOD_S)
 
@@ -91,7 +90,7 @@ class Lifecycle:
             if task.done():
                 del self._lives[batch_id]
             else:
-                life.changed.set()  # another process, which led too, has ended it
+                life.changed.set()  # another leader has ended it
         for batch_id, record in active.items():
             if batch_id not in self._lives:
                 life = Life(record, self._shared)
@@ -100,7 +99,7 @@ class Lifecycle:
         self._show([life.left for life, _ in self._lives.values() if life.left is not None])
 
     async def _note_emptied(self) -> None:
-        """Wake batches whose last chunk was done. If the message is lost, they find out later."""
+        """Wake batches whose last chunk is done. If the message is lost, their periodic check finds it."""
         for batch_id in await self._queue.emptied():
             if batch_id in self._lives:
                 self._lives[batch_id][0].changed.set()

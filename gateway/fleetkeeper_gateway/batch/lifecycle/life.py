@@ -1,9 +1,9 @@
-"""The life of one batch, from what the store has of it to its end.
+"""The life of a batch, from its state in the store to its end.
 
     validate -> queue, until all lines ran or it ends early -> finalize -> forget
 
-The store says where a batch is. Redis only says that something may have changed. So it does not matter which
-process continues it, whether two do, or whether one ended in between.
+The store holds the state of a batch. Redis only signals that something may have changed. So any process can
+continue a batch, two may do so at the same time, and a process may end in between.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from fleetkeeper_gateway.batch.storage import BrokenObject
 log = structlog.get_logger(__name__)
 
 NOTICE_S: Const = 15.0
-"""Time in which workers notice the end of a batch, beside the time that its lines have."""
+"""Time for workers to notice the end of a batch, in addition to the time for its lines."""
 _RETRY_S: Const = 5.0
 _PERIOD_S: Const = 0.5
 _LOOKS_PER_S: Const = 100
-"""With more batches, each looks less often whether something has changed."""
-_LONGEST_PERIOD_S: Const = 15.0
+"""Maximum checks of all batches per second. With more batches, each is checked less often."""
+_MAX_PERIOD_S: Const = 15.0
 _REFRESH_S: Const = 15.0
-"""Time after which the progress of a batch that runs is read again."""
+"""Period in which the progress of a running batch is read."""
 _IDLE_S: Const = 60.0
-"""Time in which nothing of a batch runs, after which Redis may have lost a part of it."""
+"""Time without a running line after which Redis may have lost a part of the batch."""
 _READS_PER_S: Const = 10
-"""With more batches, the logs of each are read less often."""
+"""Maximum readings of logs of all batches per second. With more batches, each is read less often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is left of a batch whose lines may run."""
+    """The unfinished lines of a running batch."""
 
     record: BatchRecord
     validated: Validated
     lines: int
-    """Those without a result when its logs were last read."""
+    """Lines without a result at the last reading of the logs."""
 
 
 @dataclass(slots=True)
 class Shared:
-    """What the lives of all batches of a process use."""
+    """The parts that the lives of all batches of a process share."""
 
     batches: Batches
     queue: Queue
     validate: Callable[[BatchRecord], Awaitable[tuple[Validated, Sequence[LineRef]]]]
     finalizer: Finalizer
     end_s: float
-    """Time that lines which run have after their batch was cancelled or expired."""
+    """Time for running lines to end after their batch was cancelled or expired."""
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     lives: int = 0
@@ -72,8 +72,8 @@ class Shared:
 
     @property
     def period_s(self) -> float:
-        """Return the time between two looks at a batch."""
-        return min(_LONGEST_PERIOD_S, max(_PERIOD_S, self.lives / _LOOKS_PER_S))
+        """Return the period of the checks of a batch."""
+        return min(_MAX_PERIOD_S, max(_PERIOD_S, self.lives / _LOOKS_PER_S))
 
 
 class Life:
@@ -82,20 +82,20 @@ class Life:
     def __init__(self, record: BatchRecord, shared: Shared) -> None:
         self.record = record
         self.left: Left | None = None
-        """None unless its lines may run."""
+        """Unfinished lines; None unless lines may run."""
         self.changed = asyncio.Event()
-        """Set if its last chunk was done, or it may have ended: then its logs are read at once."""
+        """Set if the last chunk is done, or the batch may have ended. Then the logs are read at once."""
         self._shared = shared
         self._batches, self._queue = shared.batches, shared.queue
         self._ends: Status | None = None
-        """cancelled or expired, once no more lines are to begin. A clock that is set back changes nothing."""
+        """cancelled or expired, once no line may start anymore. Kept, because a clock may be set back."""
         self._server: int | None = None
-        """The Redis that was given all open chunks; None before that."""
+        """Number of the Redis that has got all open chunks; None before."""
         self._stopped: float | None = None
-        """When the lines that ran were given their last time."""
+        """Time from which running lines have `end_s` to end."""
 
     async def run(self) -> None:
-        """Live until the batch has ended and is forgotten. What fails begins again with what the store has."""
+        """Drive the batch until it has ended and is forgotten. After a failure, start again from the store."""
         while True:
             with noted("batch", "batch cannot go on now", batch=self.record.id):
                 await self._live()
@@ -118,12 +118,12 @@ class Life:
                 failed=final.counts.failed,
             )
         await self._shared.finalizer.settle(record, final)
-        # The marker goes last: if we end before, the next process that leads finds it.
+        # The marker goes last: if we end before, the next leader finds it.
         await self._queue.remove(record)
         await self._batches.forget_active(record)
 
     async def _end(self) -> Final:
-        """Bring the batch to its end, and return which one counts."""
+        """Bring the batch to its end, and return the end that counts."""
         found = await self._validated()
         if isinstance(found, Status):
             return await self._batches.put_final(
@@ -136,7 +136,7 @@ class Life:
         return await self._finalized(found, status)
 
     async def _ending(self) -> Status | None:
-        """Return the status to which the batch ends before its lines do; None if it continues."""
+        """Return the status with which the batch ends before all lines ran; None if it continues."""
         if self._ends is None:
             async with self._shared.reads.turn(self.record.key_id):
                 if await self._batches.cancelled_at(self.record) is not None:
@@ -148,20 +148,20 @@ class Life:
     # -- its input file ---------------------------------------------------------------------------
 
     async def _validated(self) -> Validated | Status:
-        """Return what the input file is, or the status of a batch that ends without any line."""
+        """Return the validation of the input file, or the status of a batch that ends before any line."""
         found = await self._batches.validated(self.record) or await self._first_found()
         if isinstance(found, Status):
-            # Another process, which led too, may have validated it meanwhile, and its lines may have run.
+            # Another leader may have validated it meanwhile, and its lines may have run.
             found = await self._batches.validated(self.record) or found
         return Status.FAILED if isinstance(found, Validated) and found.mistakes else found
 
     async def _first_found(self) -> Validated | Status:
-        """Validate the input file. Return the status to which the batch ends if that comes first."""
+        """Validate the input file. If the batch ends first, return its status."""
         if (ends := await self._ending()) is not None:
             return ends
         work = asyncio.create_task(self._validate())
         try:
-            # It may wait long. A batch that is cancelled meanwhile does not.
+            # Validation may wait long, but a cancelled batch ends at once.
             while not (await asyncio.wait([work], timeout=self._shared.period_s))[0]:
                 with noted("batch", "batch cannot be read", batch=self.record.id):
                     if (ends := await self._ending()) is not None:
@@ -189,7 +189,7 @@ class Life:
     # -- its lines --------------------------------------------------------------------------------
 
     async def _lines_end(self, validated: Validated) -> Status:
-        """Keep open chunks queued, until there are none or the batch ends. Return the status to which it ends."""
+        """Keep open chunks queued, until all are closed or the batch ends. Return the status of its end."""
         shared = self._shared
         read_at = busy_at = -math.inf
         while (ends := await self._ending()) is None:
@@ -213,7 +213,7 @@ class Life:
         return ends
 
     async def _read(self, validated: Validated, *, add: bool) -> Status | None:
-        """Read the logs, and queue open chunks if asked to. Return how the batch ends; None if it continues."""
+        """Read the logs, and queue open chunks if requested. Return the status of the end; None if it continues."""
         record, server = self.record, self._queue.server
         async with self._shared.reads.turn(record.key_id):
             if self._server is None and await self._index() is None:
@@ -233,12 +233,12 @@ class Life:
         return Status.COMPLETED if is_over else None
 
     async def _stop(self, status: Status) -> None:
-        """Let no more lines begin. Give those that run some time."""
+        """Let no further line start, and give the running lines time to end."""
         self.left = None
         end_s = self._shared.end_s + NOTICE_S
         if self._stopped is None:
             waiting = await self._queue.state(self.record)
-            # A Redis that forgot the batch does not know what runs of it.
+            # If Redis lost the batch, its running lines are unknown.
             runs = self._server is not None if waiting is None else waiting.held > 0
             await self._queue.remove(self.record)
             self._stopped = self._shared.monotonic() - (0.0 if runs else end_s)
@@ -254,13 +254,13 @@ class Life:
             index = await self._index()
             final = await self._batches.final(record)
             if final is not None:
-                return final  # of another process; the index may be gone for that
+                return final  # by another process, which may have removed the index
             if index is None:
                 index = await self._index_of_input(validated)
             return await self._shared.finalizer.finalize(record, index, status)
 
     async def _index(self) -> Index | None:
-        """Return the lines of the batch; None if that is damaged, or gone because the batch has ended."""
+        """Return the index of the batch; None if it is damaged, or removed because the batch has ended."""
         try:
             return await self._batches.index(self.record)
         except (BrokenObject, ObjectMissing) as error:
@@ -270,7 +270,7 @@ class Life:
             return None
 
     async def _index_of_input(self, validated: Validated) -> Index:
-        """Return the lines of a batch whose index is damaged. Without its input file they have no text."""
+        """Rebuild a damaged index from the input file. Without the file, its lines have no text."""
         async with self._shared.validations.turn(self.record.key_id):
             found, lines = await self._shared.validate(self.record)
         if (found.lines, found.model) != (validated.lines, validated.model):

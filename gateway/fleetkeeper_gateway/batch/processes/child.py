@@ -1,4 +1,4 @@
-"""A worker process: its main function, and what it says to its parent."""
+"""A worker process: its main function, and its messages to the parent."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def main(name: str, index: int, rows: Rows, memory: Memory, parent: socket.socke
     """Run lines until a SIGTERM, or the end of the parent.
 
     Args:
-        name: of this process in the queue.
-        index: of this process, from 0.
+        name: name of this process in the queue.
+        index: index of this process, from 0.
         rows: the places of all processes.
-        memory: where the line is named whose answer is handled.
+        memory: shared memory for the line whose answer is handled.
         parent: the socket to the parent.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent too
-    # What was loaded before the fork is shared with the other processes as long as nobody writes to it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal also sends it to the parent
+    # Memory from before the fork is shared with the other processes until a process writes to it.
     gc.freeze()
     settings = AllSettings()
     configure_logs(settings.batch.log_level, settings.batch.log_format)
@@ -85,7 +85,7 @@ async def _run(
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
         async with asyncio.TaskGroup() as tasks:
             beside = [
-                tasks.create_task(_tell(link)),
+                tasks.create_task(_report(link)),
                 tasks.create_task(_listen(link, routes)),
                 tasks.create_task(queue.run()),
             ]
@@ -97,8 +97,8 @@ async def _run(
     log.info("worker process ends")
 
 
-async def _tell(link: Link) -> None:
-    """Tell the parent what was counted, again and again."""
+async def _report(link: Link) -> None:
+    """Send the counts to the parent periodically."""
     while True:
         link.send({"measured": metrics.measured()})
         await link.sent()
@@ -106,6 +106,6 @@ async def _tell(link: Link) -> None:
 
 
 async def _listen(link: Link, routes: Routes) -> None:
-    """Take what the parent answers."""
+    """Handle the parent's messages."""
     async for message in link.messages():
         routes.note(*message["route"])

@@ -1,10 +1,10 @@
-"""What a worker process and its parent say to one another: lines of JSON through a socket.
+"""The messages between a worker process and its parent: lines of JSON over a socket.
 
-The end of the socket is the end of the process, however it ended.
+The socket ends with the process, after any kind of end.
 
     child -> parent   {"route": [key, model]}           which service answers these lines?
     parent -> child   {"route": [key, model, NAME]}
-    child -> parent   {"measured": [[series, value], ...]}, every 2 s: a child that says nothing hangs
+    child -> parent   {"measured": [[series, value], ...]}, every 2 s: a silent child hangs
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE_BYTES: Final = 1_048_576
 
 
 class Link:
-    """One side of the socket."""
+    """One end of the socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -31,20 +31,20 @@ class Link:
 
     @classmethod
     async def open(cls, own: socket.socket) -> Self:
-        """Use a socket. It is closed with the link."""
+        """Open a link on a socket, which is closed with the link."""
         return cls(*await asyncio.open_unix_connection(sock=own, limit=_LINE_BYTES))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message. Nobody may read it any more."""
+        """Send a message. It is lost if the other side has ended."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def sent(self) -> None:
-        """Wait until the other side has read most of what was sent."""
+        """Wait until the other side has read most of the sent bytes."""
         await self._writer.drain()
 
     async def messages(self) -> AsyncIterator[dict[str, Any]]:
-        """Return the messages of the other side, until it ends."""
+        """Yield the messages of the other side until it ends."""
         try:
             async for line in self._reader:
                 yield json.loads(line)
@@ -57,7 +57,7 @@ class Link:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent has ended, also if its event loop stands still then."""
+    """End this process when its parent ends, even if its event loop hangs."""
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 

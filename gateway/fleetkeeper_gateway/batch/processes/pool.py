@@ -1,7 +1,7 @@
-"""The worker processes of a replica: started, listened to, and replaced when they end.
+"""The worker processes of a replica: starts them, reads their messages, and replaces them when they end.
 
 A process that ends while it handles the answer of a line has probably ended because of it, so this is noted
-as an attempt of that line. Lines that merely ran at the same time are blamed for nothing.
+as an attempt of that line. Other lines that ran at the same time are not affected.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from fleetkeeper_gateway.batch.workers.handling import Handling
 log = structlog.get_logger(__name__)
 
 _STEADY_S: Final = 30.0
-"""A process that lived so long is replaced at once."""
+"""Age from which an ended process is replaced at once."""
 _FIRST_PAUSE_S: Final = 0.5
-_LONGEST_PAUSE_S: Final = 30.0
+_MAX_PAUSE_S: Final = 30.0
 _RETRY_S: Final = 1.0
 _EXIT_S: Final = 5.0
-"""Time from the end of a process' socket to its own end."""
+"""Time for a process to end after its socket has ended."""
 _LISTEN_S: Final = 2.0
-_MOST_SILENT: Final = 30
-"""Periods of 2 s in a row in which a process may say nothing. One that is frozen, or hangs in an answer, would
+_MAX_SILENT: Final = 30
+"""Maximum consecutive periods of 2 s without a message. A process that is frozen, or hangs in an answer, would
 hold its places forever."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """The place of one process and of those that replace it."""
+    """The slot of a process and of its replacements."""
 
     name: str
-    """The process' name in the queue."""
+    """Name of the process in the queue."""
     handling: Handling
     start: Callable[[socket.socket], BaseProcess]
-    """Returns a process that was not started yet, with its end of the socket."""
+    """Creates a process, not started yet, with its end of the socket."""
     clear: Callable[[], None]
-    """Empties what it shares with the others, when it has ended."""
+    """Clears its row of the shared memory after its end."""
     process: BaseProcess | None = None
     silent: int = 0
     is_killed: bool = False
-    """Whether the parent ended it."""
+    """True if the parent killed the process."""
 
 
 class Pool:
@@ -68,15 +68,15 @@ class Pool:
         shown: metrics.OfAllProcesses,
         stop_s: float,
     ) -> None:
-        """Describe the pool; `run` starts it.
+        """Take the parts; `run` starts the processes.
 
         Args:
-            slots: one for each process.
-            batches: where attempts are noted.
-            queue: where chunks of a process that ended are let go.
-            route: names the service of a key and model, which processes ask for.
-            shown: takes the metrics of the processes.
-            stop_s: time that they have to end after `stop`.
+            slots: a slot for each process.
+            batches: the store in which attempts are noted.
+            queue: the queue to which chunks of an ended process return.
+            route: returns the service of a key and model, for the processes.
+            shown: gets the metrics of the processes.
+            stop_s: time for the processes to end after `stop`.
         """
         self._slots = slots
         self._batches, self._queue = batches, queue
@@ -84,7 +84,7 @@ class Pool:
         self._stop_s = stop_s
         self._stopping = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
-        """multiprocessing is not made for several threads that start processes or wait for them."""
+        """multiprocessing does not support concurrent starts and waits in several threads."""
 
     def stop(self) -> None:
         """Let the processes drain, and end `run` once they have ended."""
@@ -112,13 +112,13 @@ class Pool:
 
     def _kill_silent(self) -> None:
         for index, slot in enumerate(self._slots):
-            if slot.process is not None and slot.silent >= _MOST_SILENT:
+            if slot.process is not None and slot.silent >= _MAX_SILENT:
                 log.error("a worker process hangs, and is killed", worker=index)
-                # The line that it handles is blamed: its answer may be why.
+                # Counts as an attempt of the line that it handles, whose answer may be the cause.
                 slot.process.kill()
             slot.silent += 1
 
-    # -- one process after another ----------------------------------------------------------------
+    # -- a slot -----------------------------------------------------------------------------------
 
     async def _keep(self, index: int, slot: Slot) -> None:
         pause_s = 0.0
@@ -133,10 +133,10 @@ class Pool:
                 pause_s = 0.0
             if pause_s:
                 await happens_within(self._stopping, pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * pause_s))
+            pause_s = min(_MAX_PAUSE_S, max(_FIRST_PAUSE_S, 2 * pause_s))
 
     async def _live(self, index: int, slot: Slot) -> None:
-        """Start a process, and listen to it until it has ended."""
+        """Start a process, and read its messages until it has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = slot.start(theirs)
@@ -180,10 +180,10 @@ class Pool:
             return self._route(key_id, model)
         return flow_of(key_id, model)
 
-    # -- after its end ----------------------------------------------------------------------------
+    # -- after the end of a process ---------------------------------------------------------------
 
     async def _after_end(self, index: int, slot: Slot) -> None:
-        """Note what it handled, and let others take its chunks. In this order: they read the log first."""
+        """Note the line that it handled, then return its chunks to the queue. New holders read the log first."""
         handled = slot.handling.read()
         slot.handling.clear()
         slot.clear()
@@ -211,9 +211,9 @@ class Pool:
 
     async def _note(self, batch_id: str, line: int) -> None:
         active = await self._batches.active()
-        record = next((one for one in active if one.id == batch_id), None)
+        record = next((record for record in active if record.id == batch_id), None)
         if record is None:
-            return  # it has ended meanwhile
+            return  # the batch has ended meanwhile
         chunks = (await self._batches.index(record)).chunks
         chunk = next(number for number, lines in enumerate(chunks) if line in lines)
         chunk_log = self._batches.log(record, chunk, chunks[chunk])
@@ -223,7 +223,7 @@ class Pool:
 
 
 def _kill(slot: Slot) -> None:
-    """End a process at once. This is no fault of the line that it handles."""
+    """Kill a process. This does not count for the line that it handles."""
     if slot.process is not None:
         slot.is_killed = True
         slot.process.kill()

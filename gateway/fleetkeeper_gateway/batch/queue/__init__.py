@@ -1,10 +1,10 @@
-"""Chunks that wait, in Redis: one stream for each batch. It is advice, and may be lost at any time.
+"""The queue of chunks in Redis: one stream for each batch. It may be lost at any time.
 
     redis_queue  the queue itself
-    link         the connection, given up at its first failure, and which servers are fit
-    queue.lua    what is done in Redis, and its keys
+    link         the connection, closed at its first failure, and the checks of the server
+    queue.lua    the functions in Redis, and its keys
 
-One primary holds the queue: not a Redis cluster. Its policy is `noeviction`.
+The queue needs one primary, not a Redis cluster, with the policy `noeviction`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def create_queue(
     name: str,
     timing: Timing | None = None,
 ) -> RedisQueue:
-    """Return the queue of a process. It connects once `run` runs.
+    """Return the queue of a process. `run` connects it.
 
-    The name is that of the process, under which it holds chunks. No two processes may have one name.
+    The name identifies the process as the holder of chunks. It must be unique.
 
     Raises:
-        ValueError: no Redis is set, or its settings do not fit.
+        ValueError: no Redis is set, or its settings are not valid.
     """
     if settings.batch_redis_url.get_secret_value():
         values = limit_settings.model_dump() | {"redis_url": settings.batch_redis_url}

@@ -1,4 +1,4 @@
-"""The connection to Redis, given up at its first failure, and what is known of the server."""
+"""The connection to Redis, closed at its first failure, and the checks of the server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fleetkeeper_gateway.limits.scripts import Script
 log = structlog.get_logger(__name__)
 
 PREFIX = "fleetkeeper:batch2:"
-MOST_USED = 0.6
-"""Share of `maxmemory` above which no chunks are added. The limits of keys need the rest."""
+MAX_USED = 0.6
+"""Maximum share of `maxmemory` at which chunks are added. The limits of keys need the rest."""
 _TEXT = f"local PREFIX = '{PREFIX}'\n".encode() + (files(__package__) / "queue.lua").read_bytes()
 _SCRIPT = Script(_TEXT, hashlib.sha1(_TEXT, usedforsecurity=False).hexdigest().encode())
 _FAILURES = (RedisError, PipeEnded, QueueDown, OSError, ValueError)
@@ -44,35 +44,35 @@ class Timing:
 
 
 class Link:
-    """A connection for calls, while one works."""
+    """The connection for calls, while it works."""
 
     def __init__(self, connect: Callable[[], AbstractConnection], timing: Timing) -> None:
         self._connect = connect
         self._timing = timing
         self._pipe: Pipe | None = None
-        """None while Redis cannot be asked."""
+        """None while Redis cannot be called."""
         self._began = 0.0
-        """When it could be asked first, by the monotonic clock."""
+        """Monotonic time at which the connection was opened."""
         self._reason = "it is not connected yet"
         self._is_logged = False
-        """Whether the log says that the queue is down."""
+        """True if it was logged that the queue is down."""
         self._run_id = ""
         self._no_room = ""
         self.server = 0
-        """Grows when Redis was started again, and with the first connection."""
+        """Number that grows with the first connection and with each restart of Redis."""
 
     @property
     def up(self) -> bool:
-        """Return whether Redis can be asked."""
+        """Return whether Redis can be called."""
         return self._pipe is not None
 
     @property
     def _is_settled(self) -> bool:
-        """Return whether processes had time to renew what they hold, after a server that stood still."""
+        """Return whether processes had time to renew their chunks since the server was last unavailable."""
         return time.monotonic() >= self._began + self._timing.settle_s
 
     async def run(self) -> None:
-        """Keep a connection. Runs until it is cancelled."""
+        """Keep a connection open until cancelled."""
         while True:
             connection = self._connect()
             try:
@@ -86,10 +86,10 @@ class Link:
             await asyncio.sleep(self._timing.retry_s)
 
     async def _call(self, name: str, *arguments: bytes | str | int) -> list[Any]:
-        """Run a function of queue.lua. Return its answer, an empty list if there is none.
+        """Run a function of queue.lua. Return its reply, or an empty list without one.
 
         Raises:
-            QueueDown: Redis refused, or did not answer. Then it may have done it.
+            QueueDown: Redis refused, or did not answer. In the second case it may have executed the call.
         """
         if self._pipe is None:
             raise QueueDown(f"the queue is down: {self._reason}")
@@ -103,7 +103,7 @@ class Link:
         return found or []
 
     async def _use(self, connection: AbstractConnection) -> None:
-        """Let calls use a connection, and check the server often, until it ends."""
+        """Open a connection to calls, and check the server periodically, until it ends."""
         pipe = Pipe(connection, self._on_end)
         try:
             await self._check(pipe)
@@ -119,7 +119,7 @@ class Link:
             await pipe.close()
 
     async def _check(self, pipe: Pipe) -> None:
-        """Find out whether the server is fit, has room, and is the one that is known."""
+        """Check that the server is suitable, has room, and is the same as before."""
         found: Any = await pipe.script(_SCRIPT, (), ("info",), self._timing.call_s)
         lines = found.decode().splitlines()
         info = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -150,7 +150,7 @@ class Link:
 
 
 def _assert_fit(info: dict[str, str]) -> None:
-    """Raise QueueDown if the server is a copy of another one, or drops keys when it is full."""
+    """Raise QueueDown if the server is a replica of another, or evicts keys when it is full."""
     role, policy = info.get("role"), info.get("maxmemory_policy")
     if role != "master":
         raise QueueDown(f"the server's role is {role}; BATCH_REDIS_URL must lead to the primary")
@@ -162,13 +162,13 @@ def _assert_fit(info: dict[str, str]) -> None:
 
 
 def _no_room(info: dict[str, str]) -> str:
-    """Return why chunks must not be added; an empty text if they may."""
+    """Return the reason why chunks must not be added; an empty text if they may."""
     used, most = int(info["used_memory"]), int(info["maxmemory"])
-    if not most or used <= MOST_USED * most:
+    if not most or used <= MAX_USED * most:
         return ""
     return (
         f"Redis uses {used} of the {most} bytes of its maxmemory, and no chunks are added above "
-        f"{MOST_USED:.0%}; raise maxmemory, or give batches a Redis of their own (BATCH_REDIS_URL)"
+        f"{MAX_USED:.0%}; raise maxmemory, or give batches a Redis of their own (BATCH_REDIS_URL)"
     )
 
 

@@ -57,7 +57,7 @@ local function requeue(id, chunks, entry)
   schedule(id)
 end
 
--- Returns what the server tells of itself, if we may use our keys.
+-- Returns INFO of the server, if we may use our keys.
 function queue.info()
   call('EXISTS', WAITING)
   return call('INFO')

@@ -1,8 +1,8 @@
-"""The queue: what `interfaces.Queue` promises, by scripts in Redis.
+"""The queue of `interfaces.Queue`, by functions in Redis.
 
-A chunk that waits or is held is one entry of its batch's stream. A process holds what is pending for its
-name. What it does not renew for 60 s becomes a new entry, and the old one is gone. So a process that
-comes late holds nothing: neither `renew` nor `done` nor `give_back` finds its entry.
+A chunk that waits or is held is an entry of its batch's stream. A process holds the entries that are
+pending for its name. An entry that it does not renew for 60 s is replaced by a new entry. So a late
+process holds nothing: neither `renew` nor `done` nor `give_back` finds its entry.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 PART = 500
-"""Chunks of one call. Longer ones would hold up the limits, which use the same server."""
-MOST_SKIPPED = 4000
-"""Flows that a call passes over. Lua has room for 8,000 arguments."""
+"""Maximum chunks of a call. Longer calls would delay the limits, which use the same server."""
+MAX_SKIPPED = 4000
+"""Maximum flows that a call skips. Lua has room for 8,000 arguments."""
 DEADLINE = "012d"
-"""Format of a deadline in a place, so that the order of texts is that of numbers."""
+"""Format of a deadline in a place, so that texts sort as numbers do."""
 _NEVER_MS = 1 << 50
 _RECORD = TypeAdapter(BatchRecord)
 
@@ -42,18 +42,18 @@ class RedisQueue(Link):
     ) -> None:
         super().__init__(connect, timing)
         self._process = process
-        """Its name, under which it holds chunks."""
+        """Name of the process, as the holder of chunks."""
 
     async def add(self, record: BatchRecord, model: str, chunks: Iterable[int]) -> None:
-        """Queue chunks of a batch. Those that wait or are held stay so."""
+        """Queue chunks of a batch, except those that wait or are held already."""
         place = f"{record.key_id}/{record.expires:{DEADLINE}}/{record.id}/{model}"
-        # The metadata may be 8 KiB and concerns no worker.
+        # The metadata may be 8 KiB, and no worker needs it.
         text = _RECORD.dump_json(record, exclude={"metadata"})
         for part in _parts(list(chunks)):
             await self._call("add", record.id, place, text, *part)
 
     async def keys(self) -> Mapping[str, int]:
-        """Return the keys that have waiting chunks, with the lines of theirs that run, on all pods."""
+        """Return the keys with waiting chunks, each with its running lines on all pods."""
         found: dict[str, int] = {}
         begin = b"-"
         while begin:
@@ -64,12 +64,12 @@ class RedisQueue(Link):
     async def take(
         self, key_id: str, most: int, skip: Collection[str] = (), *, before: float | None = None
     ) -> Sequence[Held]:
-        """Hold waiting chunks of a key, at most 500, those with the earliest deadline first.
+        """Hold waiting chunks of a key, at most 500, the earliest deadline first.
 
-        What Redis gives to a call that does not get its answer waits again after 60 s.
+        If the reply of a call is lost, its chunks wait again after 60 s.
         """
         most = min(most, PART)
-        skipped = [flow for flow in skip if flow.startswith(f"{key_id}/")][:MOST_SKIPPED]
+        skipped = [flow for flow in skip if flow.startswith(f"{key_id}/")][:MAX_SKIPPED]
         taken: list[Held] = []
         begin = f"[{key_id}/".encode()
         end = f"({key_id}0"  # 0 follows the slash
@@ -84,7 +84,7 @@ class RedisQueue(Link):
         return taken
 
     async def renew(self, held: Iterable[Held], running: Mapping[str, int]) -> set[Held]:
-        """Renew what this process still holds; return what it does not hold any more."""
+        """Renew the chunks that this process holds; return those that it no longer holds."""
         lines = "".join(f"/{key}/{count}" for key, count in running.items() if count)
         lost: set[Held] = set()
         for part in _parts(list(held)) or [[]]:
@@ -93,40 +93,40 @@ class RedisQueue(Link):
         return lost
 
     async def give_back(self, held: Iterable[Held]) -> None:
-        """Let chunks wait again. Those that are no longer ours stay where they are."""
+        """Return chunks to the queue. Chunks that are no longer ours are ignored."""
         for part in _parts(list(held)):
             await self._call("give_back", self._process, *_entries(part))
 
     async def done(self, held: Held) -> None:
-        """Forget a chunk whose log is closed. If it is no longer ours, another process forgets it."""
+        """Remove a chunk whose log is closed. If it is no longer ours, another process removes it."""
         await self._call("done", self._process, *_entries([held]))
 
     async def release(self, process: str) -> None:
-        """Let all chunks wait again that a process held, which has ended."""
+        """Return all chunks of an ended process to the queue."""
         cursor = b""
         while cursor != b"0":
             (cursor,) = await self._call("release", cursor or b"0", process)
 
     async def state(self, record: BatchRecord) -> Waiting | None:
-        """Return what waits of a batch, also what nobody renews; None if Redis does not know it."""
+        """Return the chunks of a batch, those not renewed in time included; None if Redis has no such batch."""
         idle_ms = int(self._timing.idle_s * 1000) if self._is_settled else _NEVER_MS
         found = await self._call("state", record.id, idle_ms)
         return Waiting(*found) if found else None
 
     async def emptied(self) -> Sequence[str]:
-        """Return the IDs of batches whose last chunk was done since the last call."""
+        """Return the IDs of batches whose last chunk was finished since the last call."""
         return [name.decode() for name in await self._call("emptied")]
 
     async def remove(self, record: BatchRecord) -> None:
-        """Forget a batch."""
+        """Remove a batch from the queue."""
         await self._call("remove", record.id)
 
     async def leads(self, what: str) -> bool:
-        """Take or renew a lease of 30 s for a task that one process does. Two may do it without harm."""
+        """Take or renew a lease of 30 s for a task of one process. Two holders do no harm."""
         return await self._leads(what, self._timing.lead_s)
 
     async def resign(self, what: str) -> None:
-        """Give the lease of a task back, if it is ours."""
+        """Release the lease of a task, if it is ours."""
         await self._leads(what, 0)
 
     async def _leads(self, what: str, seconds: float) -> bool:
@@ -151,7 +151,7 @@ def _held_of(place: bytes, text: bytes, *pairs: bytes) -> Iterator[Held]:
     try:
         record = _RECORD.validate_json(text)
     except ValidationError:
-        # Another version wrote it. Its chunks wait again in a minute, and the next `add` writes it again.
+        # Another version wrote the record. Its chunks wait again in a minute, and the next `add` rewrites it.
         metrics.DEFECTS.labels("record").inc()
         log.exception("the record of a batch in Redis cannot be read", place=place.decode())
         return

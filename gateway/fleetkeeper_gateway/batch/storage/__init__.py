@@ -1,6 +1,6 @@
-"""Files, batches and results as objects: in a bucket, in a directory that processes share, or in one's own.
+"""Files, batches and results as objects: in a bucket, in a shared directory, or in a directory of one process.
 
-`create_storage` is the way in. `paths` has the names of all objects.
+`create_storage` is the entry point. `paths` defines the names of all objects.
 """
 
 from fleetkeeper_gateway.batch.storage.errors import BrokenObject, StoreRefused

@@ -1,4 +1,4 @@
-"""The batches of all keys, as their objects."""
+"""The batches of all keys, as objects."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class _Cancel:
 class _Validation:
     validated: Validated
     index: str
-    """Digest of the index; empty if there is none, because no line will run."""
+    """Digest of the index; empty without an index, because no line will run."""
     chunks: tuple[int, ...]
-    """First line of each chunk."""
+    """Number of the first line of each chunk."""
 
 
 BATCH: Final = Kind(
@@ -66,13 +66,13 @@ _END_DAMAGED: Final = Mistake(
 
 
 class StoredBatches:
-    """Batches as objects. See `paths` for their names, and `interfaces` for the order of writes."""
+    """The batches of all keys. See `paths` for the names of objects, and `interfaces` for the order of writes."""
 
     def __init__(self, objects: Objects, records: Records) -> None:
         self._objects = objects
         self._records = records
 
-    # -- what was asked for -----------------------------------------------------------------------
+    # -- records ----------------------------------------------------------------------------------
 
     async def create(self, record: BatchRecord) -> bool:
         """Write the marker and the record. Return False if the ID exists."""
@@ -80,10 +80,10 @@ class StoredBatches:
         return await self._objects.create(_path(record, paths.BATCH_RECORD), BATCH.encode(record))
 
     async def get(self, key_id: str, batch_id: str) -> BatchRecord | None:
-        """Return a batch; None if the key has none of that ID.
+        """Return a batch; None if the key has no batch with that ID.
 
         Raises:
-            BrokenObject: if its record cannot be understood.
+            BrokenObject: if its record is not valid.
         """
         if not (paths.is_key_id(key_id) and paths.is_batch_id(batch_id)):
             return None
@@ -97,16 +97,16 @@ class StoredBatches:
         return await asyncio.to_thread(_newest_first, objects)
 
     async def several(self, key_id: str, batch_ids: Sequence[str]) -> Sequence[BatchRecord]:
-        """Return batches of a key in this order, without those that are gone or broken."""
+        """Return batches of a key in this order, without missing and broken ones."""
         return await self._several([(key_id, batch_id) for batch_id in batch_ids])
 
     async def active(self) -> Sequence[BatchRecord]:
-        """Return the batches that have not ended, of all keys. A broken record is logged, and left out."""
-        # A marker without a record: the batch is being created, or that has failed.
+        """Return the active batches of all keys. A broken record is logged and left out."""
+        # A marker without a record: the batch is being created, or its creation failed.
         return await self._several(await self._markers(paths.ACTIVE))
 
     async def active_ids(self, key_id: str) -> Sequence[str]:
-        """Return the IDs of the batches of a key that have not ended. No record is read."""
+        """Return the IDs of the active batches of a key. No record is read."""
         return [batch_id for _, batch_id in await self._markers(paths.markers_of(key_id))]
 
     async def _several(self, places: Sequence[tuple[str, str]]) -> Sequence[BatchRecord]:
@@ -116,18 +116,19 @@ class StoredBatches:
     async def _markers(self, prefix: str) -> list[tuple[str, str]]:
         """Return the key ID and batch ID of each marker below a prefix."""
         places = []
-        for one in await self._objects.list(prefix):
-            place = paths.parse_marker(one.path)
+        for stored in await self._objects.list(prefix):
+            place = paths.parse_marker(stored.path)
             if place is None:
-                log.warning("an object is no marker of a batch", path=one.path)
+                log.warning("an object is no marker of a batch", path=stored.path)
             else:
                 places.append(place)
         return places
 
     async def make_room(self, key_id: str, most: int) -> int:
-        """Delete the batches of a key that ended first, if it has `most`. Return how many it may add.
+        """If a key has `most` batches, delete those that ended first. Return the number that it may add.
 
-        Some more are deleted, so that few new batches need a list of all. The files of a batch stay.
+        Some extra batches are deleted, so that few new batches need a list of all. The files of a batch
+        stay.
         """
         listed = await self._objects.list(paths.batches_of(key_id))
         groups = await asyncio.to_thread(paths.by_owner, listed)
@@ -145,17 +146,17 @@ class StoredBatches:
         return room + len(gone)
 
     async def delete(self, groups: Sequence[paths.Group]) -> None:
-        """Delete batches, each with the objects that are known of it."""
-        # Without its record a batch does not exist, whatever happens to the rest.
+        """Delete batches, given as the objects of each."""
+        # Without its record a batch does not exist, even if other objects remain.
         await self._records.delete(group[paths.BATCH_RECORD].path for group in groups)
-        await self._records.delete(one.path for group in groups for one in group.values())
+        await self._records.delete(stored.path for group in groups for stored in group.values())
 
     async def cancel(self, record: BatchRecord, at: int) -> None:
-        """Ask for the end of a batch. Idempotent."""
+        """Request the cancellation of a batch. Idempotent."""
         await self._objects.create(_path(record, paths.CANCEL), _CANCEL.encode(_Cancel(at)))
 
     async def cancelled_at(self, record: BatchRecord) -> int | None:
-        """Return when the end was asked for. If that is damaged, it was asked for at any time."""
+        """Return the time of the cancellation request (of the creation, if it is damaged); None without a request."""
         try:
             found = await self._records.kept(_path(record, paths.CANCEL), _CANCEL)
         except BrokenObject as error:
@@ -168,7 +169,7 @@ class StoredBatches:
     async def put_validated(
         self, record: BatchRecord, validated: Validated, lines: Sequence[LineRef]
     ) -> None:
-        """Keep what the input file was found to be, and its chunks. The first one that is kept counts."""
+        """Write the validation of the input file, and its chunks. The first writer wins."""
         index = ""
         if lines:
             # In a thread: other work on the event loop runs meanwhile.
@@ -180,9 +181,9 @@ class StoredBatches:
         await self._objects.create(_path(record, paths.VALIDATED), content)
 
     async def validated(self, record: BatchRecord) -> Validated | None:
-        """Return what the input file was found to be; None if it was not validated.
+        """Return the validation of the input file; None before it is validated.
 
-        If that is damaged, nobody knows the lines any more: it is a mistake, so the batch fails.
+        If its object is damaged, the lines are lost. This is returned as a mistake, so the batch fails.
         """
         try:
             found = await self._records.kept(_path(record, paths.VALIDATED), _VALIDATION)
@@ -194,11 +195,11 @@ class StoredBatches:
     async def index(
         self, record: BatchRecord, lines: Sequence[LineRef] | None = None
     ) -> chunks.LineIndex:
-        """Return where the lines and chunks are. See `interfaces.Batches`.
+        """Return the index of lines and chunks. See `interfaces.Batches`.
 
         Raises:
             ObjectMissing: if the batch was not validated, or has ended.
-            BrokenObject: if the index is not the one that was written, or does not fit the chunks.
+            BrokenObject: if the index is not as it was written, or does not match the chunks.
         """
         found = await self._validation(record)
         path = _path(record, paths.VALIDATED)
@@ -227,15 +228,15 @@ class StoredBatches:
     # -- results ----------------------------------------------------------------------------------
 
     def log(self, record: BatchRecord, chunk: int, lines: range) -> ChunkLog:
-        """Return the log of a chunk, of which nothing was read yet."""
+        """Return the log of a chunk, not yet read."""
         path = partial(paths.log_part, record.key_id, record.id, chunk)
         return ChunkLog(self._objects, path, lines)
 
     async def progress(self, record: BatchRecord, validated: Validated) -> Progress:
-        """Return what the logs of a batch have. It never goes back. Parts are read once."""
+        """Return the progress in the logs of a batch. It never decreases. Each part is read once."""
         count = len((await self._validation(record)).chunks)
         progress = await read_progress(self._objects, self._records, record, count, validated.lines)
-        # Logs are deleted once the end is kept. Without it, all of them were there.
+        # Logs are deleted only after the end is written. Without an end, the list had all of them.
         final = await self.final(record)
         if final is not None:
             return Progress(final.counts, frozenset())
@@ -244,7 +245,7 @@ class StoredBatches:
     # -- the end ----------------------------------------------------------------------------------
 
     async def put_final(self, record: BatchRecord, final: End) -> End:
-        """Keep how the batch ended. Return the one that counts: the first that was kept."""
+        """Write the end of a batch. Return the one that counts, which is the first."""
         path = _path(record, paths.FINAL)
         if await self._objects.create(path, END.encode(final)):
             return final
@@ -254,7 +255,7 @@ class StoredBatches:
         return kept
 
     async def final(self, record: BatchRecord) -> End | None:
-        """Return how the batch ended. If that is damaged, it has failed."""
+        """Return the end of a batch. If it is damaged, the batch has failed."""
         try:
             return await self._records.kept(_path(record, paths.FINAL), END)
         except BrokenObject as error:
@@ -262,24 +263,26 @@ class StoredBatches:
             return End(Status.FAILED, record.created, Counts(), mistakes=(_END_DAMAGED,))
 
     async def forget_active(self, record: BatchRecord) -> None:
-        """Remove the logs and the index of a batch that has ended, then its marker.
+        """Remove the logs and the index of an ended batch, then its marker.
 
         Raises:
-            ValueError: if it has not ended. Its results would be lost.
+            ValueError: if the batch has not ended: its results would be lost.
         """
         if await self.final(record) is None:
             raise ValueError(f"batch {record.id} has not ended")
         logs = await self._objects.list(paths.logs_of(record.key_id, record.id))
         own = await self._objects.list(_path(record, ""))
-        await self._objects.delete(one.path for one in paths.not_needed([*logs, *own]))
-        # The marker goes last: whoever finds it removes again what is left.
+        await self._objects.delete(stored.path for stored in paths.not_needed([*logs, *own]))
+        # The marker is deleted last: a process that finds it removes the remaining objects.
         await self._objects.delete([paths.marker(record.key_id, record.id)])
 
 
 def _newest_first(objects: Sequence[Object]) -> list[str]:
-    """Return the IDs of the batches that have a record among their objects."""
+    """Return the IDs of the batches with a record among these objects, newest first."""
     end = f"/{paths.BATCH_RECORD}"
-    found = sorted((one.modified, one.path) for one in objects if one.path.endswith(end))
+    found = sorted(
+        (stored.modified, stored.path) for stored in objects if stored.path.endswith(end)
+    )
     ids = [path.removesuffix(end).rpartition("/")[2] for _, path in reversed(found)]
     return [batch_id for batch_id in ids if paths.is_batch_id(batch_id)]
 

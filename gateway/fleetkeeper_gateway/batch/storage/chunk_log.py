@@ -1,4 +1,4 @@
-"""The log of a chunk: parts that are created if absent, each by a writer that has read those before it."""
+"""The log of a chunk: parts that are created if absent, each by a writer that has read the earlier parts."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from fleetkeeper_gateway.batch.storage.paths import DAMAGED
 log = structlog.get_logger(__name__)
 
 MEMORY_BYTES: Final = MAX_PART_BYTES
-"""Results that are in memory while they are returned. Of a larger log one is read after another."""
+"""Maximum results in memory while a log is read. Results of a larger log are read one by one."""
 _SMALL_BYTES: Final = 262_144
-"""A larger part is checked in a thread, so that the event loop continues."""
+"""Size from which a part is checked in a thread, so that the event loop continues."""
 
 Found = TypeVar("Found")
 
 
 class _Kept(NamedTuple):
-    """Which part has the result of a line, and where."""
+    """The place of a line's result: the part, and the place in it."""
 
     number: int
     entry: parts.Entry
 
 
 class ChunkLog:
-    """The log of a chunk, as one reader and writer knows it. See `interfaces.Log` for the rule.
+    """A view of the log of a chunk, for reading and writing. See `interfaces.Log` for the rule.
 
-    A part that is damaged, or has `.damaged` beside it, counts as empty. Whoever finds it damaged makes
-    the mark first, so that from then on all readers take it so, whatever they would read.
+    A part that is damaged, or has a mark `.damaged` beside it, counts as empty. A reader that finds damage
+    writes the mark first. From then on all readers treat the part as empty, even if they could read it.
     """
 
     def __init__(self, objects: Objects, path: Callable[[int], str], lines: range) -> None:
-        """Make a log of which nothing was read. `path` returns the path of a part."""
+        """Create the view of a log, not yet read. `path` returns the path of a part."""
         self._objects = objects
         self._path = path
         self._lines = lines
         self._turn = asyncio.Lock()
         self._tried: set[tuple[int, bytes]] = set()
-        """Number and checksum of our parts of which it is not known whether they exist."""
+        """Number and checksum of our own parts that may or may not exist."""
         self._written: Counter[Attempt] = Counter()
-        """Attempts of such parts that exist: those that a repeated call brings again."""
+        """Attempts in parts of `_tried` that turned out to exist. A repeated call must not write them again."""
         self._forget()
 
     def _forget(self) -> None:
@@ -61,7 +61,7 @@ class ChunkLog:
 
     @property
     def lines(self) -> range:
-        """Return the numbers of the lines of the chunk."""
+        """Return the line numbers of the chunk."""
         return self._lines
 
     @property
@@ -75,19 +75,19 @@ class ChunkLog:
         return self._kept.keys()
 
     def troubles(self, line: int, trouble: Trouble) -> int:
-        """Return how many attempts of a line are known to have ended so."""
+        """Return the known number of attempts of a line that ended with this trouble."""
         return self._troubles[Attempt(line, trouble)]
 
     @property
     def counts(self) -> Counts:
-        """Return how many lines there are, and how many of them are known to be completed or failed."""
-        outcomes = Counter(one.entry.outcome for one in self._kept.values())
+        """Return the number of lines, and of those known to be completed or failed."""
+        outcomes = Counter(kept.entry.outcome for kept in self._kept.values())
         return Counts(len(self._lines), outcomes[parts.OK], outcomes[parts.FAILED])
 
     # -- reading ----------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read the parts that were not read yet."""
+        """Read the parts since the last call."""
         async with self._turn:
             await self._read()
 
@@ -128,7 +128,7 @@ class ChunkLog:
         log.warning("a part of a log is damaged, and counts as empty", path=path, reason=reason)
 
     def _add(self, part: parts.Part) -> None:
-        """Add what the next part has."""
+        """Add the contents of the next part."""
         for line, entry in part.entries:
             self._kept.setdefault(line, _Kept(self._next, entry))
         self._troubles.update(part.attempts)
@@ -140,14 +140,14 @@ class ChunkLog:
     async def append(
         self, results: Sequence[Result], attempts: Sequence[Attempt] = (), *, close: bool = False
     ) -> AbstractSet[int]:
-        """Write results and attempts, durably. Close the log if asked to, once each line has a result.
+        """Write results and attempts, durably. With `close`, also close the log if each line has a result.
 
         Raises:
             StorageError: if the store fails, or has a part that cannot be read now. The same call may
                 be repeated.
-            ValueError: if a line is of another chunk.
+            ValueError: if a line belongs to another chunk.
         """
-        wanted = {one.line: one for one in reversed(results)}
+        wanted = {result.line: result for result in reversed(results)}
         if any(line not in self._lines for line in wanted):
             raise ValueError(f"lines {sorted(wanted)} are not all in {self._lines}")
         async with self._turn:
@@ -155,37 +155,39 @@ class ChunkLog:
             try:
                 return await self._append(wanted, left, close=close)
             except BaseException:
-                # The call is repeated, with what was written before it failed.
+                # The caller repeats the call, including attempts that were written before it failed.
                 self._written.update(Counter(attempts) - left)
                 raise
 
     async def _append(
         self, wanted: Mapping[int, Result], attempts: Counter[Attempt], *, close: bool
     ) -> AbstractSet[int]:
-        """Write what is not written yet. Take away the attempts that are."""
+        """Write the results and attempts that are not written yet. Remove written attempts from `attempts`."""
         ours: set[int] = set()
         is_checked = False
         while not self._closed:
             repeated = attempts & self._written
             self._written -= repeated
             attempts -= repeated
-            left = [one for line, one in sorted(wanted.items()) if line not in self._kept]
+            left = [result for line, result in sorted(wanted.items()) if line not in self._kept]
             some = _that_fit(left, parts.size_without(attempts.total()))
             closing = close and len(some) == len(left) == len(self._lines) - len(self._kept)
             if not (some or attempts or closing):
                 break
             if closing and not is_checked:
-                # Once a call: what is read from here on has no mark yet.
+                # Once a call: parts that are read from here on have no mark yet.
                 is_checked = True
                 ours.clear()
                 await self._forget_if_marked()
             elif await self._create(some, attempts, closing=closing):
                 attempts.clear()
-                ours.update(one.line for one in some)
+                ours.update(result.line for result in some)
             elif not await self._read_next():
                 path = self._path(self._next)
                 raise StorageError(f"{path} exists, but cannot be read yet. Try again")
-        return {line for line, one in wanted.items() if line in ours or self._has(one)} & self.done
+        return {
+            line for line, result in wanted.items() if line in ours or self._has(result)
+        } & self.done
 
     async def _create(
         self, results: Sequence[Result], attempts: Counter[Attempt], *, closing: bool
@@ -199,7 +201,7 @@ class ChunkLog:
         content, part = await _off_loop(sum(map(parts.size_of, results)), prepared)
         tried = (self._next, content[-parts.CHECKSUM.size :])
         was_tried = tried in self._tried
-        # If the call fails, this stays: what exists may be ours.
+        # Stays if the call fails: an existing part may be ours.
         self._tried.add(tried)
         is_ours = await self._objects.create(self._path(self._next), content)
         if is_ours:
@@ -209,15 +211,15 @@ class ChunkLog:
         return is_ours
 
     async def _forget_if_marked(self) -> None:
-        """Read all parts again if another reader found one damaged whose results we count."""
-        for number in sorted({one.number for one in self._kept.values()}):
+        """Read all parts again if another reader has marked a part whose results we count."""
+        for number in sorted({kept.number for kept in self._kept.values()}):
             if await self._is_marked(number):
                 self._forget()
                 await self._read()
                 return
 
     def _has(self, result: Result) -> bool:
-        """Return whether the log has this very result."""
+        """Return whether the log contains exactly this result."""
         kept = self._kept.get(result.line)
         return kept is not None and kept.entry[1:] == (
             len(result.text),
@@ -228,7 +230,7 @@ class ChunkLog:
     # -- results ----------------------------------------------------------------------------------
 
     async def results(self, *, ok: bool | None = None) -> AsyncIterator[Result]:
-        """Return all results in the order of their lines, or only those that are ok, or are not.
+        """Yield all results in the order of their lines, or only those with this value of `ok`.
 
         Raises:
             StorageError: if a part cannot be read, or has changed.
@@ -250,7 +252,7 @@ class ChunkLog:
             yield entry.result(line, text)
 
     async def _together(self, some: Iterable[_Kept]) -> Mapping[int, tuple[int, bytes]]:
-        """Return what of each part has the texts, and where that begins; nothing if it is too much."""
+        """Return the bytes of each part that contain the texts, with their offset; nothing if they are too large."""
         spans: dict[int, range] = {}
         for number, entry in some:
             first, end = entry.offset, entry.offset + entry.size
@@ -268,17 +270,17 @@ class ChunkLog:
 
 
 def _that_fit(results: Sequence[Result], size: int) -> Sequence[Result]:
-    """Return the first results that fit into a part which has a size without them.
+    """Return the first results that fit into a part of this size without them.
 
-    One that does not fit at all is in a part of its own.
+    A result that fits into no part gets a part of its own.
     """
-    for position, one in enumerate(results):
-        size += parts.size_of(one)
+    for position, result in enumerate(results):
+        size += parts.size_of(result)
         if position and size > MAX_PART_BYTES:
             return results[:position]
     return results
 
 
 async def _off_loop(size: int, work: Callable[[], Found]) -> Found:
-    """Do work on so many bytes, in a thread if they are many."""
+    """Run work on this number of bytes, in a thread if it is large."""
     return work() if size <= _SMALL_BYTES else await asyncio.to_thread(work)

@@ -1,4 +1,4 @@
-"""Where the lines of an input file are, in 12 bytes a line, and how they are cut into chunks. Pure."""
+"""The index of an input file, in 12 bytes a line, and the division of its lines into chunks. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LINE: Final = struct.Struct("<QI")
 
 
 class LineIndex(Index):
-    """The index of an input file over its bytes. It makes a `LineRef` when it is asked for one."""
+    """The index of an input file, backed by its bytes. It creates each `LineRef` on demand."""
 
     def __init__(self, content: bytes, firsts: Sequence[int]) -> None:
-        """Make an index of its bytes and the number of the first line of each chunk.
+        """Create an index from its bytes and the number of the first line of each chunk.
 
         Raises:
-            ValueError: if the bytes are cut off, or the chunks do not cover the lines.
+            ValueError: if the bytes are truncated, or the chunks do not cover the lines.
         """
         if len(content) % _LINE.size:
             raise ValueError(f"its {len(content)} bytes are no multiple of {_LINE.size}")
@@ -34,7 +34,7 @@ class LineIndex(Index):
 
     @property
     def chunks(self) -> Sequence[range]:
-        """Return the numbers of the lines of each chunk."""
+        """Return the line numbers of each chunk."""
         return self._chunks
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class LineIndex(Index):
     @overload
     def __getitem__(self, at: slice) -> Sequence[LineRef]: ...
     def __getitem__(self, at: int | slice) -> LineRef | Sequence[LineRef]:
-        """Return where a line is, or some."""
+        """Return the position of a line, or of several."""
         numbers = range(len(self))[at]
         if isinstance(numbers, range):
             return [self[number] for number in numbers]
@@ -74,5 +74,5 @@ def encode(lines: Sequence[LineRef]) -> bytes:
 
 
 def digest(content: bytes) -> str:
-    """Return the name of an index: two versions of us may find different lines in one file."""
+    """Return the digest of an index for its name: two versions of this code may find different lines in a file."""
     return blake2b(content, digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""Files that survive a crash of the machine once they are there. Blocking: for threads.
+"""Files that survive a crash of the machine once they exist. The calls block: use them in threads.
 
-obstore writes a file, links it to its name and returns: after a crash the name may be gone, or lead to
-an empty file. Here the bytes are synced before the name exists, and the name before a write returns.
+obstore writes a file, links it to its name and returns. After a crash the name may be missing, or refer
+to an empty file. Here the bytes are synced before the name exists, and the name before a write returns.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Final
 from fleetkeeper_gateway.batch.storage.paths import STAGING
 
 SYNC_EVERY_BYTES: Final = 16 * 1024 * 1024
-"""A long file is synced as it grows, so that the end does not take minutes."""
+"""Bytes between syncs of a growing file, so that the last sync does not take minutes."""
 TRIES: Final = 100
-"""Others remove a folder because it is empty, in the moment before we put something there."""
+"""Maximum attempts to create a file, because another process may remove its empty folder just before."""
 
 
 class StagedFile:
-    """A file that is written before it gets its name. One thread at a time uses it, in turn."""
+    """A file that is written before it gets its name. A lock admits one thread at a time."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -35,16 +35,16 @@ class StagedFile:
         self._turn = threading.Lock()
         self.bytes = 0
         self.begun = False
-        """True once a thread may have made it."""
+        """True once a thread may have created the file."""
         self.given_up = False
-        """Set from another thread: it gets no name from now on."""
+        """True after another thread has given the file up: it gets no name from then on."""
 
     def append(self, data: bytes) -> None:
         """Add bytes."""
         with self._turn:
             self._refuse_if_given_up()
             if self._file is None:
-                # Unbuffered: a buffer that finds the disk full fails again when it is closed.
+                # Unbuffered: on a full disk, a buffer would fail again when it is closed.
                 self._file = io.FileIO(self._path, "x")
             view = memoryview(data)
             while view:
@@ -55,7 +55,7 @@ class StagedFile:
                 self._synced = self.bytes
 
     def publish(self, path: str, *, replace: bool) -> bool:
-        """Give it its name, durably. Return False if another file has it, and is not replaced."""
+        """Give the file its name, durably. Return False if another file has the name and must not be replaced."""
         self.append(b"")
         with self._turn:
             self._refuse_if_given_up()
@@ -70,7 +70,7 @@ class StagedFile:
             return self._name(target, replace=replace)
 
     def discard(self) -> None:
-        """Remove it, if it has no name yet."""
+        """Remove the file if it has no name yet."""
         with self._turn:
             self.given_up = True
             if self._file is not None:
@@ -79,7 +79,7 @@ class StagedFile:
 
     def _name(self, target: Path, *, replace: bool) -> bool:
         if not self._root.exists():
-            # Not made again: most likely a volume is not mounted any more.
+            # Not created again: probably the volume is no longer mounted.
             raise FileNotFoundError(errno.ENOENT, "the directory of the store is gone")
         make_folders(target.parent)
         self._refuse_if_given_up()
@@ -90,9 +90,9 @@ class StagedFile:
             try:
                 target.hardlink_to(self._path)
             except FileExistsError:
-                # A network file system repeats a request whose answer was lost.
+                # A network file system repeats a request whose reply was lost.
                 named = target.samefile(self._path)
-        # Also if another process gave the name: it must not be gone after a crash.
+        # Also if another process created the name: it must survive a crash.
         sync_folder(target.parent)
         return named
 
@@ -102,14 +102,14 @@ class StagedFile:
 
 
 def delete(root: Path, paths: Iterable[str]) -> None:
-    """Delete objects, durably, and folders that are empty then."""
+    """Delete objects, durably, and folders that become empty."""
     folders = set()
     for path in paths:
         file = root / path
         file.unlink(missing_ok=True)
         folders.add(file.parent)
     for folder in folders - {root / STAGING}:
-        # It may be gone, because another process removed it too.
+        # Another process may have removed it already.
         with suppress(FileNotFoundError):
             sync_folder(folder)
             try:
@@ -120,16 +120,16 @@ def delete(root: Path, paths: Iterable[str]) -> None:
 
 
 def make_folders(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, durably."""
+    """Create a folder and its missing parents, durably."""
     missing = []
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
-    for one in reversed(missing):
-        # It may be there again, and gone again when it is looked at: `exist_ok` would raise then.
+    for path in reversed(missing):
+        # Other processes may create and remove the folder meanwhile: `exist_ok` checks it, and would raise.
         with suppress(FileExistsError):
-            one.mkdir()
-        sync_folder(one.parent)
+            path.mkdir()
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

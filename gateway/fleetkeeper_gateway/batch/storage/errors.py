@@ -1,4 +1,4 @@
-"""What can go wrong with a store, in words."""
+"""Errors of a store, and their messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from fleetkeeper_gateway.batch.interfaces import StorageError
 
 FAILURES: Final = (BaseError, OSError, NotImplementedError)
-"""What obstore and files raise."""
+"""Exceptions that obstore and file operations raise."""
 REASON_CHARACTERS: Final = 300
 
 _RIGHTS: Final = "check the credentials, and what they may do"
@@ -27,23 +27,23 @@ _HINTS: Final[Mapping[int, str]] = {
 
 
 class StoreRefused(Exception):
-    """The store cannot be used as the settings say. The message says what to do."""
+    """The store cannot be used with these settings. The message states the remedy."""
 
 
 class BrokenObject(StorageError):
-    """An object does not have the content that it must have."""
+    """The content of an object is not valid."""
 
 
 def is_bucket_missing(error: BaseException) -> bool:
-    """Return whether there is no bucket; otherwise only the object is missing."""
+    """Return whether the bucket is missing, and not only the object."""
     text = str(error)
     return "NoSuchBucket" in text or "bucket does not exist" in text
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a call failed, in one line, and what to do where that is known."""
+    """Return the reason of a failed call in one line, with the remedy if it is known."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    # What follows repeats the error in the notation of the library.
+    # The following lines repeat the error in the library's notation.
     text = " ".join(text.partition("\n\nDebug source")[0].split()) or type(error).__name__
     if len(text) > REASON_CHARACTERS:
         text = text[:REASON_CHARACTERS] + "..."

@@ -19,11 +19,11 @@ FILE: Final = Kind(
     lambda record: paths.file_object(record.key_id, record.id, paths.FILE_RECORD),
 )
 COUNTED_FOR_S: Final = 60.0
-"""Files of a key are counted again after this time: other replicas take and delete some too."""
+"""Maximum age of a count of a key's files: other replicas create and delete files, too."""
 
 
 class StoredFiles:
-    """The files of all keys, as objects. A file that has expired does not exist."""
+    """The files of all keys, as objects. An expired file does not exist."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class StoredFiles:
         self._retention_s = retention_s
         self._wall = wall
         self._counted: dict[str, tuple[float, Usage]] = {}
-        """Monotonic time of the count, and the count with what changed since."""
+        """Monotonic time of the last count, and the count with this process's changes since."""
         self._changes: Counter[str] = Counter()
-        """Changes of each key: the listing of a count that runs may have them or not."""
+        """Number of changes by key. A list that is read during a change may or may not contain it."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def put(self, record: FileRecord) -> None:
-        """Make a file whose bytes were written exist. Idempotent: the first record counts."""
+        """Write the record of a file, whose bytes were written before. Idempotent: the first record counts."""
         path = paths.file_object(record.key_id, record.id, paths.FILE_RECORD)
         if await self._objects.create(path, FILE.encode(record)):
             self._note(record.key_id, 1, record.bytes)
@@ -52,10 +52,10 @@ class StoredFiles:
     async def get(
         self, key_id: str, file_id: str, *, may_be_expired: bool = False
     ) -> FileRecord | None:
-        """Return a file; None if the key has none of that ID.
+        """Return a file; None if the key has no file with that ID.
 
         Raises:
-            BrokenObject: if its record cannot be understood.
+            BrokenObject: if its record is not valid.
         """
         if not (paths.is_key_id(key_id) and paths.is_file_id(file_id)):
             return None
@@ -66,9 +66,9 @@ class StoredFiles:
         return None
 
     async def list(self, key_id: str) -> Sequence[FileRecord]:
-        """Return the files of a key, newest first. A broken record is logged, and left out."""
+        """Return the files of a key, newest first. A broken record is logged and left out."""
         objects = await self._objects.list(paths.files_of(key_id))
-        names = [one.path for one in objects if one.path.endswith(f"/{paths.FILE_RECORD}")]
+        names = [stored.path for stored in objects if stored.path.endswith(f"/{paths.FILE_RECORD}")]
         records = await self._records.all(names, FILE)
         # In a thread: there may be tens of thousands.
         return await asyncio.to_thread(self._existing, records, self._wall())
@@ -87,30 +87,30 @@ class StoredFiles:
         return True
 
     async def remove(self, record: FileRecord) -> None:
-        """Delete a file, also if it has expired."""
+        """Delete a file, even if it has expired."""
         path = paths.file_object(record.key_id, record.id, paths.FILE_RECORD)
-        # The record goes first: bytes without one are found later, a record without bytes is a lie.
+        # The record goes first: bytes without a record are swept later, but a record without bytes is wrong.
         await self._records.delete([path])
         await self._objects.delete([self.data_path(record.key_id, record.id)])
         self._note(record.key_id, -1, -record.bytes)
 
     def data_path(self, key_id: str, file_id: str) -> str:
-        """Return the path of a file's bytes. Raise `BadPart`, a `ValueError`, for what is no ID."""
+        """Return the path of a file's bytes. Raise `BadPart`, a `ValueError`, for an invalid ID."""
         return paths.file_object(key_id, file_id, paths.DATA)
 
     def expiry(self, record: FileRecord) -> float:
-        """Return the Unix seconds at which a file ceases to exist."""
+        """Return the Unix seconds at which a file expires."""
         return record.expires if record.expires is not None else record.created + self._retention_s
 
     def has_expired(self, record: FileRecord, now: float) -> bool:
-        """Return whether a file has ceased to exist."""
+        """Return whether a file has expired."""
         return now >= self.expiry(record)
 
     async def usage(self, key_id: str) -> Usage:
-        """Return what a key has stored, with files that expired and are not yet deleted.
+        """Return the files and bytes of a key, including expired files that are not deleted yet.
 
-        It is counted at most once a minute. Between, it follows what this process does; so it lags by a
-        minute behind what other replicas do.
+        They are counted at most once a minute. In between, the count follows the changes of this process,
+        but lags up to a minute behind those of other replicas.
         """
         async with self._turns[key_id]:
             counted = self._counted.get(key_id)
@@ -125,11 +125,11 @@ class StoredFiles:
         sizes = [
             group[paths.DATA].bytes
             for group in groups.values()
-            # Without its record it is an upload, which would count to its own quota.
+            # A file without a record is an upload, which would count against its own quota.
             if group.keys() >= {paths.DATA, paths.FILE_RECORD}
         ]
         if self._changes[key_id] != changes:
-            # The count may be off by them, so it holds for this once.
+            # Concurrent changes may be missing in the count, so the next call counts again.
             began -= COUNTED_FOR_S
         self._counted[key_id] = (began, Usage(len(sizes), sum(sizes)))
 

@@ -1,4 +1,4 @@
-"""Writing to a directory: a volume of one process, or one that processes share."""
+"""Writes objects to a directory: a volume of one process, or a shared volume."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ T = TypeVar("T")
 
 THREADS: Final = 8
 LOCK: Final = "lock"
-"""File that the process holds a lock on."""
+"""File on which the process holds a lock."""
 
 
 class LocalObjects(ReadableObjects):
     """Objects in files. Bytes and names are synced before a write returns."""
 
     def __init__(self, root: Path, timeout_s: float, *, shared: bool) -> None:
-        """Make the directory if it is missing, and take it for this process if it is not shared.
+        """Create the directory if it is missing, and lock it if it is not shared.
 
         Raises:
-            OSError: if it cannot be made.
-            StoreRefused: if another process has it, or the file system has no locks.
+            OSError: if it cannot be created.
+            StoreRefused: if another process has locked it, or the file system has no locks.
         """
         durable.make_folders(root / STAGING)
-        # With the links resolved, as obstore does.
+        # Links are resolved, as in obstore.
         self._root = root.resolve(strict=True)
         self._lock = None if shared else _locked(self._root)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="batch-store")
         self._free = asyncio.Semaphore(THREADS)
-        """Threads for calls. A call that times out before one is free leaves no bytes in their queue."""
+        """Free threads. A call waits here and not in the threads' queue, so that a timeout leaves no bytes there."""
         super().__init__(LocalStore(self._root), f"file://{self._root}", timeout_s)
 
     async def create(self, path: str, data: bytes) -> bool:
-        """Write an object that must not exist. Return False if it does, whoever wrote it."""
+        """Create an object. Return False if it exists already, from any writer."""
         with self._staged(path) as staged:
             await self._in_thread("create", path, partial(staged.append, data), staged)
             publish = partial(staged.publish, path, replace=False)
             return await self._in_thread("create", path, publish, staged)
 
     async def write(self, path: str, parts: AsyncIterator[bytes]) -> int:
-        """Write an object of any size, part by part. Return its bytes."""
+        """Write an object of any size, part by part. Return its size in bytes."""
         with self._staged(path) as staged:
             async for part in parts:
                 await self._in_thread("write", path, partial(staged.append, part), staged)
@@ -64,29 +64,29 @@ class LocalObjects(ReadableObjects):
         return staged.bytes
 
     async def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects. Those that do not exist are ignored."""
+        """Delete objects. Missing objects are ignored."""
         some = [checked(path) for path in paths]
         if some:
             await self._in_thread(DELETE, some[0], partial(durable.delete, self._root, some))
 
     def close(self) -> None:
-        """End the threads, and let another process use the directory."""
+        """End the threads, and release the directory."""
         self._threads.shutdown(wait=False)
         if self._lock is not None:
             self._lock.close()
 
     @contextmanager
     def _staged(self, path: str) -> Iterator[durable.StagedFile]:
-        """Make a file, and remove it at the end if it has no name."""
+        """Create a file, and remove it at the end if it has no name."""
         checked(path)
         staged = durable.StagedFile(self._root)
         try:
             yield staged
         finally:
-            # Otherwise a thread that hangs would make the object exist after the caller has given up.
+            # Otherwise a thread that hangs could create the object after the caller has given up.
             staged.given_up = True
             if staged.begun:
-                # Not awaited: on a disk that hangs, this hangs too.
+                # Not awaited: on a hung disk, this call hangs too.
                 self._threads.submit(self._discard, staged, path)
 
     @staticmethod
@@ -94,7 +94,7 @@ class LocalObjects(ReadableObjects):
         try:
             staged.discard()
         except OSError as error:
-            # It is deleted later, by its age.
+            # The sweeper deletes the file later, by its age.
             log.warning("an unfinished file was not deleted", path=path, error=reason_of(error))
 
     async def _in_thread(
@@ -110,23 +110,23 @@ class LocalObjects(ReadableObjects):
                 staged.begun = True
             done = asyncio.get_running_loop().run_in_executor(self._threads, call)
             done.add_done_callback(self._ended)
-            # After a timeout, the thread stays taken until its call ends.
+            # After a timeout, the thread stays busy until its call ends.
             return await asyncio.shield(done)
 
     def _ended(self, done: asyncio.Future[T]) -> None:
         self._free.release()
-        # The caller may have timed out. Read its exception, or asyncio logs that it was not retrieved.
+        # The caller may have timed out. Retrieve the exception, or asyncio logs that it was not retrieved.
         if not done.cancelled():
             done.exception()
 
 
 def _locked(root: Path) -> BinaryIO:
-    """Take the right of one process to use a directory. The kernel ends it with the process.
+    """Lock a directory for this process. The kernel releases the lock when the process ends.
 
     Raises:
-        StoreRefused: if another process has it, or the file system has no locks.
+        StoreRefused: if another process has locked it, or the file system has no locks.
     """
-    # Kept open: closing it gives the lock back.
+    # Kept open: closing the file releases the lock.
     file = (root / LOCK).open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Reading objects, from whatever store, each call in a limited time."""
+"""Reads objects from any store, with a time limit for each call."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fleetkeeper_gateway.batch.storage.errors import FAILURES, is_bucket_missing
 from fleetkeeper_gateway.batch.storage.paths import checked
 
 PART_BYTES: Final = 4 * 1024 * 1024
-"""A stream is read in parts of this size, each by a call of its own: a client may be slow."""
+"""Bytes of a stream that are read by one call. Each part has a call of its own, because a client may be slow."""
 LISTED_AT_ONCE: Final = 1000
 READ: Final = "read"
 DELETE: Final = "delete"
 
 
 class ReadableObjects:
-    """The half of `Objects` that is the same for all stores."""
+    """The read operations of `Objects`, which all stores share."""
 
     def __init__(self, store: ObjectStore, place: str, timeout_s: float) -> None:
-        """`place` is what messages call the store, without secrets."""
+        """`place`: name of the store in messages, without secrets."""
         self._store = store
         self._place = place
         self._timeout_s = timeout_s
@@ -47,7 +47,7 @@ class ReadableObjects:
 
         Raises:
             ObjectMissing: if there is no such object.
-            StorageError: if the object ends before the part does, too.
+            StorageError: if the call fails, or the object ends before the part does.
         """
         checked(path)
         if not length:
@@ -62,7 +62,7 @@ class ReadableObjects:
         return found.to_bytes()
 
     async def stream(self, path: str) -> AsyncIterator[bytes]:
-        """Return the parts of an object. Raise `ObjectMissing` if there is no such object."""
+        """Yield an object in parts. Raise `ObjectMissing` if there is no such object."""
         checked(path)
         async with self._limited(READ, path):
             size = (await obstore.head_async(self._store, path))["size"]
@@ -79,9 +79,10 @@ class ReadableObjects:
                 page = await anext(pages, None)
             if page is None:
                 # In a thread: there may be tens of thousands.
-                return await asyncio.to_thread(sorted, found, key=lambda one: one.path)
+                return await asyncio.to_thread(sorted, found, key=lambda stored: stored.path)
             found += [
-                Object(one["path"], one["size"], one["last_modified"].timestamp()) for one in page
+                Object(listed["path"], listed["size"], listed["last_modified"].timestamp())
+                for listed in page
             ]
 
     async def children(self, prefix: str) -> Sequence[str]:
@@ -89,7 +90,7 @@ class ReadableObjects:
         checked(prefix.removesuffix("/"))
         async with self._limited("list", prefix):
             found = await obstore.list_with_delimiter_async(self._store, prefix)
-        return sorted(one.rpartition("/")[2] for one in found["common_prefixes"])
+        return sorted(folder.rpartition("/")[2] for folder in found["common_prefixes"])
 
     @asynccontextmanager
     async def _limited(self, what: str, path: str) -> AsyncIterator[None]:

@@ -5,7 +5,7 @@ body       attempts (line, trouble), then results by line (line, outcome, bytes 
 checksum   of all before it
 
 The head has a checksum of its own because progress is read from heads alone. Each version must keep the
-place of the magic word and of the last checksum: by them another version knows what is not damaged.
+place of the magic word and of the last checksum: by them, other versions recognize an undamaged part.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ FAILED, OK, DID_NOT_RUN = range(3)
 
 
 class DamagedPart(ValueError):
-    """The content is not what was written."""
+    """The content is not as it was written."""
 
 
 class UnknownPart(ValueError):
-    """The content is whole, and a version that is not known wrote it."""
+    """The content is undamaged, but an unknown version wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a part has, in short."""
+    """The head of a part."""
 
     closing: bool
-    """Whether it ends the log."""
+    """True if the part closes the log."""
     ok: int
     failed: int
     attempts: int
@@ -50,7 +50,7 @@ class Head:
 
 
 class Entry(NamedTuple):
-    """Where the result of a line is in a part, and how it is recognized."""
+    """The place of a line's result in a part, and the checksum of its text."""
 
     offset: int
     size: int
@@ -58,46 +58,46 @@ class Entry(NamedTuple):
     checksum: int
 
     def result(self, line: int, text: bytes) -> Result:
-        """Return the result, with its text."""
+        """Return the result with its text."""
         return Result(line, self.outcome == OK, text, self.outcome != DID_NOT_RUN)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part without its texts."""
+    """A part without the texts of its results."""
 
     head: Head
     attempts: Sequence[Attempt]
     entries: Sequence[tuple[int, Entry]]
-    """Lines with their results, by line."""
+    """Results by line, in the order of the lines."""
 
 
 def size_of(result: Result) -> int:
-    """Return the bytes that a result takes in a part."""
+    """Return the size of a result in a part, in bytes."""
     return _RESULT.size + len(result.text)
 
 
 def size_without(attempts: int) -> int:
-    """Return the bytes of a part with some attempts and no results."""
+    """Return the size of a part with this number of attempts and no results, in bytes."""
     return HEAD_BYTES + attempts * _ATTEMPT.size + CHECKSUM.size
 
 
 def outcome_of(result: Result) -> int:
-    """Return a result's outcome as a part has it."""
+    """Return the code of a result's outcome in a part."""
     if not result.ran:
         return DID_NOT_RUN
     return OK if result.ok else FAILED
 
 
 def encode(results: Iterable[Result], attempts: Iterable[Attempt], *, closing: bool) -> bytes:
-    """Return the content of a part."""
-    pieces = [_ATTEMPT.pack(one.line, one.trouble) for one in attempts]
+    """Encode a part."""
+    pieces = [_ATTEMPT.pack(attempt.line, attempt.trouble) for attempt in attempts]
     noted = len(pieces)
     outcomes: Counter[int] = Counter()
-    for one in sorted(results, key=lambda result: result.line):
-        outcome = outcome_of(one)
+    for result in sorted(results, key=lambda result: result.line):
+        outcome = outcome_of(result)
         outcomes[outcome] += 1
-        pieces += (_RESULT.pack(one.line, outcome, len(one.text)), one.text)
+        pieces += (_RESULT.pack(result.line, outcome, len(result.text)), result.text)
     counts = (outcomes[OK], outcomes[FAILED], outcomes[DID_NOT_RUN])
     head = _HEAD.pack(MAGIC, closing, *counts, noted, sum(map(len, pieces)))
     content = b"".join((head, CHECKSUM.pack(crc32(head)), *pieces))
@@ -105,14 +105,14 @@ def encode(results: Iterable[Result], attempts: Iterable[Attempt], *, closing: b
 
 
 def decode_head(content: bytes, size: int) -> Head:
-    """Return the head of a part.
+    """Decode the head of a part.
 
     Args:
         content: its first `HEAD_BYTES` bytes, or more.
-        size: bytes of the whole object.
+        size: size of the whole object in bytes.
 
     Raises:
-        DamagedPart: if it is no such head, or the object has another size than it says.
+        DamagedPart: if the head is not valid, or the object has a different size than it states.
         UnknownPart: if another version wrote it.
     """
     if content[: len(MAGIC)] != MAGIC:
@@ -129,10 +129,10 @@ def decode_head(content: bytes, size: int) -> Head:
 
 
 def decode(content: bytes) -> Part:
-    """Return a part.
+    """Decode a part.
 
     Raises:
-        DamagedPart: if the content is not what was written.
+        DamagedPart: if the content is not as it was written.
         UnknownPart: if another version wrote it.
     """
     end = len(content) - CHECKSUM.size

@@ -1,21 +1,21 @@
-"""Where objects are. A path is made of checked parts alone, so that no ID leads out of its key. Pure.
+"""Paths of objects, made only of checked parts, so that no ID leads out of its key. Pure.
 
 keys/KEY/files/FILE/data               bytes of a file
 keys/KEY/files/FILE/file.json          its record: the file exists once this does
-keys/KEY/batches/BATCH/batch.json      what was asked for: the batch exists once this does
-keys/KEY/batches/BATCH/lines-DIGEST    where the lines of the input file are
-keys/KEY/batches/BATCH/chunks.json     what the input file was found to be, and its chunks
-keys/KEY/batches/BATCH/cancel.json     when the end was asked for
-keys/KEY/batches/BATCH/final.json      how the batch ended
+keys/KEY/batches/BATCH/batch.json      its record: the batch exists once this does
+keys/KEY/batches/BATCH/lines-DIGEST    index: positions of the lines of the input file
+keys/KEY/batches/BATCH/chunks.json     validation of the input file, and its chunks
+keys/KEY/batches/BATCH/cancel.json     time of the cancellation request
+keys/KEY/batches/BATCH/final.json      end of the batch
 keys/KEY/logs/BATCH/CHUNK-PART         results of a chunk, immutable
 keys/KEY/logs/BATCH/CHUNK-PART.damaged marker: the part counts as empty
 active/KEY/BATCH                       marker: the batch may not have ended
 staging/                               in a directory: files that have no name yet
 
-Results are not below their batch: who lists the batches of a key must not list all their parts.
+Results are not below their batch, so that a list of a key's batches does not contain all parts.
 
-A batch of an earlier version may have `validated.json` and `keys/KEY/segments/BATCH/`. Nothing reads them: if
-it has not ended, it begins again from its input. Segments go an hour after its end.
+A batch of an earlier version may have `validated.json` and `keys/KEY/segments/BATCH/`. Nothing reads them. If
+it has not ended, it starts again from its input. Segments are deleted an hour after its end.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
 
 class BadPart(ValueError):
-    """A key ID, file ID, batch ID or path that must not become part of a path."""
+    """A key ID, file ID, batch ID or path is not allowed in a path."""
 
 
 def checked(path: str) -> str:
     """Return a path below the root of the store.
 
     Raises:
-        BadPart: if a part of it is empty, begins with a dot, or has other characters.
+        BadPart: if a part is empty, begins with a dot, or has characters that are not allowed.
     """
     if not all(map(_PART.fullmatch, path.split("/"))):
         raise BadPart(f"{path[:80]!r} is no path of the store")
@@ -66,17 +66,17 @@ def checked(path: str) -> str:
 
 
 def is_key_id(text: str) -> bool:
-    """Return whether a key may have this ID."""
+    """Return whether this is a valid key ID."""
     return _KEY.fullmatch(text) is not None
 
 
 def is_file_id(text: str) -> bool:
-    """Return whether a file may have this ID."""
+    """Return whether this is a valid file ID."""
     return _FILE.fullmatch(text) is not None
 
 
 def is_batch_id(text: str) -> bool:
-    """Return whether a batch may have this ID."""
+    """Return whether this is a valid batch ID."""
     return _BATCH.fullmatch(text) is not None
 
 
@@ -91,7 +91,7 @@ def files_of(key_id: str) -> str:
 
 
 def file_object(key_id: str, file_id: str, name: str) -> str:
-    """Return the path of one of the two objects of a file: `DATA` or `FILE_RECORD`."""
+    """Return the path of an object of a file: `DATA` or `FILE_RECORD`."""
     return f"{files_of(key_id)}{_part(_FILE, 'file ID', file_id)}/{name}"
 
 
@@ -101,7 +101,7 @@ def batches_of(key_id: str) -> str:
 
 
 def batch_object(key_id: str, batch_id: str, name: str) -> str:
-    """Return the path of an object of a batch. Without a name it is their prefix."""
+    """Return the path of an object of a batch; without a name, the prefix of its objects."""
     return f"{batches_of(key_id)}{_part(_BATCH, 'batch ID', batch_id)}/{name}"
 
 
@@ -132,7 +132,7 @@ def marker(key_id: str, batch_id: str) -> str:
 
 
 def parse_marker(path: str) -> tuple[str, str] | None:
-    """Return the key ID and batch ID of a marker; None if the path is not one of a marker."""
+    """Return the key ID and batch ID of a marker's path; None for other paths."""
     key_id, _, batch_id = path.removeprefix(ACTIVE).partition("/")
     if path.startswith(ACTIVE) and is_key_id(key_id) and is_batch_id(batch_id):
         return key_id, batch_id
@@ -140,21 +140,21 @@ def parse_marker(path: str) -> tuple[str, str] | None:
 
 
 def by_owner(objects: Iterable[Object]) -> Mapping[str, Group]:
-    """Return objects below a key by the file or batch they belong to, and by their name.
+    """Group the objects below a key by the file or batch that they belong to, and by name.
 
-    What is not where a file or batch has its objects is left out.
+    Objects in other places are left out.
     """
     groups: defaultdict[str, dict[str, Object]] = defaultdict(dict)
-    for one in objects:
-        places = one.path.split("/")
+    for stored in objects:
+        places = stored.path.split("/")
         if len(places) == 5 and (is_file_id(places[3]) or is_batch_id(places[3])):
-            groups[places[3]][places[4]] = one
+            groups[places[3]][places[4]] = stored
     return dict(groups)
 
 
 def not_needed(objects: Iterable[Object]) -> list[Object]:
-    """Return what a batch that has ended does not need: its logs and indexes."""
-    return [one for one in objects if not one.path.endswith(".json")]
+    """Return the objects that an ended batch does not need: its logs and indexes."""
+    return [stored for stored in objects if not stored.path.endswith(".json")]
 
 
 def _part(pattern: re.Pattern[str], what: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the logs of a batch have, from one list and the heads of parts."""
+"""The progress of a batch, from one list of its logs and the heads of parts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fleetkeeper_gateway.batch.storage.records import Records, each
 async def read_progress(
     objects: Objects, records: Records, batch: BatchRecord, chunks: int, lines: int
 ) -> Progress:
-    """Return what the logs of so many chunks have. Parts that are damaged have nothing."""
-    listed = {one.path: one for one in await objects.list(paths.logs_of(batch.key_id, batch.id))}
+    """Return the progress in the logs of this number of chunks. Damaged parts count as empty."""
+    listed = {part.path: part for part in await objects.list(paths.logs_of(batch.key_id, batch.id))}
     logs: list[list[str]] = []
     for chunk in range(chunks):
         names = (paths.log_part(batch.key_id, batch.id, chunk, number) for number in count())
         logs.append(list(takewhile(listed.__contains__, names)))
     whole = [path for log in logs for path in log if path + paths.DAMAGED not in listed]
-    # Parts do not change, so each head is read once.
+    # Parts never change, so each head is read once.
     heads = records.known(whole, parts.Head)
 
     async def read(part: Object) -> None:
@@ -30,7 +30,7 @@ async def read_progress(
             content = await objects.read_range(part.path, 0, length)
             heads[part.path] = parts.decode_head(content, part.bytes)
         except (parts.DamagedPart, parts.UnknownPart, ObjectMissing):
-            # Who reads its log finds it damaged, and marks it. It is gone if its batch has ended.
+            # A reader of the log marks damaged parts. The part is missing if its batch has ended.
             return
         records.keep(part.path, heads[part.path], parts.HEAD_BYTES)
 

@@ -1,4 +1,4 @@
-"""Records as JSON: read strictly, and kept in memory, because none ever changes."""
+"""Records as JSON: decoded strictly, and cached, because records never change."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ T = TypeVar("T")
 One = TypeVar("One")
 
 KEPT_BYTES: Final = 64 * 1024 * 1024
-"""Records and heads of parts in memory, as bytes of their content and `ENTRY_BYTES` for each.
+"""Maximum size of the cache of records and heads of parts: bytes of content, plus `ENTRY_BYTES` for each.
 
-Python takes more: 93 MiB with validations of 100 mistakes of 70 characters.
+The memory is larger: 93 MiB with validations of 100 mistakes of 70 characters.
 """
 KEPT_RECORD_BYTES: Final = 16 * 1024
-"""A larger one is read each time: a client decides how long the mistakes of its file are."""
+"""Maximum size of a cached record. A client controls the size of its file's mistakes."""
 ENTRY_BYTES: Final = 1024
-"""What even the smallest one takes in memory, with its path."""
+"""Memory of the smallest entry, with its path."""
 READ_AT_ONCE: Final = 16
 
 
 class Kind(Generic[T]):
-    """A kind of record: its type, and the path where a record of its content must be."""
+    """A kind of record: its type, and the path that a record's content requires."""
 
     def __init__(
         self, what: str, kept_as: type[T], path_of: Callable[[T], str] | None = None
@@ -41,14 +41,14 @@ class Kind(Generic[T]):
         self._path_of = path_of
 
     def encode(self, record: T) -> bytes:
-        """Return the content of an object."""
+        """Encode a record."""
         return self._adapter.dump_json(record)
 
     def decode(self, path: str, content: bytes) -> T:
-        """Return the record of an object. Entries that this version does not know are ignored.
+        """Decode a record. Fields that are unknown to this version are ignored.
 
         Raises:
-            BrokenObject: if it is not one, or that of another path.
+            BrokenObject: if the content is not a record, or belongs to another path.
         """
         try:
             record = self._adapter.validate_json(content, strict=True)
@@ -76,7 +76,7 @@ class Records:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._kept: dict[str, tuple[Any, int]] = {}
-        """By path, with the bytes that each counts."""
+        """Cached values by path, each with its size in bytes."""
         self._bytes = 0
 
     async def read(self, path: str, kind: Kind[T]) -> T | None:
@@ -85,7 +85,7 @@ class Records:
         return None if content is None else kind.decode(path, content)
 
     async def kept(self, path: str, kind: Kind[T]) -> T | None:
-        """Return a record that somebody found to exist, from memory if it was read before."""
+        """Return a record, from the cache if possible. The caller knows that it exists."""
         if path in self._kept:
             kept: T = self._kept[path][0]
             return kept
@@ -97,7 +97,7 @@ class Records:
         return found
 
     async def all(self, paths: Sequence[str], kind: Kind[T]) -> list[T]:
-        """Return records that somebody found to exist. One that is broken is logged, and left out."""
+        """Return records that exist. A broken record is logged and left out."""
 
         async def unbroken(path: str) -> T | None:
             try:
@@ -109,19 +109,19 @@ class Records:
         return await each(paths, unbroken)
 
     async def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects, and forget their records."""
+        """Delete objects, and drop their records from the cache."""
         gone = list(paths)
         await self._objects.delete(gone)
         for path in gone:
             self._forget(path)
 
     def known(self, paths: Iterable[str], kept_as: type[T]) -> dict[str, T]:
-        """Return what is kept of objects, by path."""
+        """Return the cached values of this type, by path."""
         found = {path: self._kept[path][0] for path in paths if path in self._kept}
-        return {path: one for path, one in found.items() if isinstance(one, kept_as)}
+        return {path: value for path, value in found.items() if isinstance(value, kept_as)}
 
     def keep(self, path: str, found: object, content_bytes: int) -> None:
-        """Keep what was read of an object that never changes. What was kept first makes room."""
+        """Cache the value of an object that never changes. The oldest entries make room."""
         self._forget(path)
         if content_bytes <= KEPT_RECORD_BYTES:
             self._kept[path] = found, ENTRY_BYTES + content_bytes
@@ -134,10 +134,10 @@ class Records:
 
 
 async def each(some: Sequence[One], read: Callable[[One], Awaitable[T | None]]) -> list[T]:
-    """Return what is read of each one, in order, without those of which there is nothing."""
+    """Return the results of `read` in order, without None."""
     found: list[T] = []
-    # A few at a time, also of what is in memory: other work on the event loop runs between.
+    # A few at a time, also from the cache, so that other work on the event loop runs in between.
     for start in range(0, len(some), READ_AT_ONCE):
         answers = await asyncio.gather(*map(read, some[start : start + READ_AT_ONCE]))
-        found += [one for one in answers if one is not None]
+        found += [answer for answer in answers if answer is not None]
     return found

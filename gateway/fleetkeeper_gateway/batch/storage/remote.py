@@ -1,4 +1,4 @@
-"""Writing to object stores, which may do what they are asked and say that they failed."""
+"""Writes to object stores, which may execute a request and still report a failure."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from fleetkeeper_gateway.batch.storage.paths import checked
 log = structlog.get_logger(__name__)
 
 NONCE: Final = "nonce"
-"""Name of the metadata by which a writer knows its own object."""
+"""Metadata key by which a writer recognizes its own object."""
 CREATE_TRIES: Final = 3
 UPLOAD_PART_BYTES: Final = 8 * 1024 * 1024
-"""Parts of an upload. Stores want at least 5 MiB, and take 10,000."""
+"""Size of an upload's parts. Stores require at least 5 MiB, and accept 10,000 parts."""
 PARTS_AT_ONCE: Final = 2
 DELETED_AT_ONCE: Final = 1000
 
 
 class RemoteObjects(ReadableObjects):
-    """Objects in a bucket of S3, of Google Cloud Storage, or of what speaks the same protocols."""
+    """Objects in a bucket of S3, Google Cloud Storage, or a compatible store."""
 
     async def create(self, path: str, data: bytes) -> bool:
-        """Write an object that must not exist. Return False if it does, whoever wrote it.
+        """Create an object. Return False if it exists already, from another writer.
 
-        A failure says nothing: the store may have written the object and lost the answer. Nor does "it
-        exists": the first of two tries may have written it. So the object is asked who wrote it.
+        A failure proves nothing: the store may have written the object and lost the answer. Neither does
+        "it exists": the first of two tries may have written it. So the nonce in the object's metadata
+        decides.
 
         Raises:
-            StorageError: if that cannot be found out. The object may exist then.
+            StorageError: if the nonce cannot be read. The object may exist then.
         """
         checked(path)
         nonce = secrets.token_hex(16)
@@ -65,10 +66,10 @@ class RemoteObjects(ReadableObjects):
         raise AssertionError("the last try returns or raises")
 
     async def write(self, path: str, parts: AsyncIterator[bytes]) -> int:
-        """Write an object of any size, part by part. Return its bytes.
+        """Write an object of any size, part by part. Return its size in bytes.
 
-        The time limit is that of each part: how long `parts` take is the caller's business. An upload
-        that fails is ended; if even that fails, its parts stay until the bucket's lifecycle removes them.
+        The time limit applies to each part; the caller bounds the time of `parts`. A failed upload is
+        aborted; if that fails too, its parts stay until the bucket's lifecycle rules remove them.
         """
         checked(path)
         written, closing = 0, False
@@ -89,13 +90,13 @@ class RemoteObjects(ReadableObjects):
         return written
 
     async def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects. Those that do not exist are ignored."""
+        """Delete objects. Missing objects are ignored."""
         rest = iter(paths)
         while some := [checked(path) for path in islice(rest, DELETED_AT_ONCE)]:
             try:
                 await self._delete(some)
             except ObjectMissing:
-                # S3 ignores what is missing; Google stops there.
+                # S3 ignores missing objects; Google stops at them.
                 for path in some:
                     with suppress(ObjectMissing):
                         await self._delete([path])
@@ -105,7 +106,7 @@ class RemoteObjects(ReadableObjects):
             await obstore.delete_async(self._store, paths)
 
     async def _owner(self, path: str) -> str | None:
-        """Return the nonce of an object, empty if it has none; None if there is no object."""
+        """Return the nonce of an object, empty if it has none; None if the object is missing."""
         try:
             async with self._limited(READ, path):
                 found = await obstore.get_async(self._store, path, options={"head": True})

@@ -28,15 +28,15 @@ from fleetkeeper_gateway.batch.storage.sweeper import Sweeper
 
 VARIABLE: Final = "FLEETKEEPER_GATEWAY_BATCH_STORE"
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
-"""Variables with an address other than that of Amazon or Google."""
+"""Environment variables with the endpoint of another provider than Amazon or Google."""
 DAY_S: Final = 86_400.0
 CREATED_AT_ONCE: Final = 16
-"""Calls that create one object at the same time when the store is checked."""
+"""Concurrent calls that create the same object in the check of the store."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A store and what is in it."""
+    """A store, with its files and batches."""
 
     objects: LocalObjects | RemoteObjects
     files: StoredFiles
@@ -44,12 +44,12 @@ class Storage:
     sweeper: Sweeper
 
     async def check(self) -> None:
-        """Find out whether the store can be used: whether it lets us write, and creates only once.
+        """Check that the store is writable, and that an object can be created only once.
 
         Raises:
-            StorageError: if it cannot be reached, or refuses.
-            StoreRefused: if it replaces an object that exists, or lets several create it at the same
-                time. Then a line could have two results.
+            StorageError: if the store cannot be reached, or refuses.
+            StoreRefused: if it replaces an existing object, or if several concurrent creations succeed.
+                Then a line could have two results.
         """
         path = f"check/{secrets.token_hex(16)}"
         contents = [str(number).encode() for number in range(CREATED_AT_ONCE)]
@@ -58,9 +58,9 @@ class Storage:
                 *(self.objects.create(path, content) for content in contents),
                 return_exceptions=True,
             )
-            for one in together:
-                if isinstance(one, BaseException):
-                    raise one
+            for outcome in together:
+                if isinstance(outcome, BaseException):
+                    raise outcome
             kept = await self.objects.read(path)
             later = await self.objects.create(path, b"later")
         finally:
@@ -73,16 +73,16 @@ class Storage:
             )
 
     def close(self) -> None:
-        """End the threads, and let another process use the directory. Nobody may be writing any more."""
+        """End the threads, and release the directory. All writes must have ended."""
         if isinstance(self.objects, LocalObjects):
             self.objects.close()
 
 
 def create_storage(settings: BatchSettings, *, wall: Callable[[], float] = time.time) -> Storage:
-    """Return the store of the settings. It is not asked anything yet: see `Storage.check`.
+    """Return the store of the settings, without a call to it: see `Storage.check`.
 
     Raises:
-        StoreRefused: if the settings name none, or another process uses the directory.
+        StoreRefused: if the settings name no store, or another process uses the directory.
     """
     url = urlsplit(settings.batch_store)
     objects = _directory(url, settings) if url.scheme == "file" else _bucket(url, settings)
@@ -109,7 +109,7 @@ def _directory(url: SplitResult, settings: BatchSettings) -> LocalObjects:
 
 def _bucket(url: SplitResult, settings: BatchSettings) -> RemoteObjects:
     prefix = url.path.strip("/")
-    # Not quoted in messages: it may have a password in it.
+    # Not quoted in messages: it may contain a password.
     if url.scheme not in {"s3", "gs"} or not url.netloc or "@" in url.netloc:
         raise StoreRefused(
             f"{VARIABLE} must be s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY; "
@@ -127,12 +127,12 @@ def _bucket(url: SplitResult, settings: BatchSettings) -> RemoteObjects:
             client_options={
                 "timeout": timedelta(seconds=timeout_s),
                 "connect_timeout": timedelta(seconds=min(5.0, timeout_s)),
-                # Whoever writes http:// there means it.
+                # A URL with http:// is an explicit choice.
                 "allow_http": any(
                     os.environ.get(name, "").startswith("http://") for name in ENDPOINTS
                 ),
             },
-            # Until half of the time of a call is over, so that the last one can end.
+            # Retries until half of a call's time is over, so that the last retry can end.
             retry_config={
                 "max_retries": 10,
                 "retry_timeout": timedelta(seconds=timeout_s / 2),

@@ -1,4 +1,4 @@
-"""Deletes what has expired, and what an interrupted write left behind."""
+"""Deletes expired objects, and the remains of interrupted writes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ log = structlog.get_logger(__name__)
 
 HOUR_S: Final = 3600.0
 DAY_S: Final = 86_400.0
-"""Nobody is still writing what a record is missing of after this time."""
+"""Age from which objects without a record are deleted: no write takes that long."""
 GRACE_S: Final = HOUR_S
-"""A file exists no more once it has expired, and is deleted this much later: a batch that was created
-just before must be seen first."""
+"""Delay between the expiry of a file and its deletion, so that a batch that was created just before is seen
+first."""
 
 
 @dataclass(slots=True)
 class Swept:
-    """What was deleted."""
+    """Counts of deleted objects."""
 
     files: int = 0
     batches: int = 0
     orphans: int = 0
-    """Objects that belong to nothing."""
+    """Objects that belong to no file and no batch."""
     failed: int = 0
-    """Keys that were left for the next time, because something failed."""
+    """Keys whose sweep failed, left for the next sweep."""
 
 
 class Sweeper:
-    """Sweeps all keys, one after another. Two processes may do it at once."""
+    """Sweeps all keys, one after another. Two processes may sweep at the same time."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Sweeper:
         self._retention_s = retention_s
 
     async def sweep(self, now: float) -> Swept:
-        """Delete what has expired at a time in Unix seconds. Return what was deleted.
+        """Delete the objects that have expired at a time in Unix seconds. Return their counts.
 
         A key that cannot be swept is logged and counted, and the others are swept.
 
@@ -67,7 +67,7 @@ class Sweeper:
         """
         swept = Swept()
         staged = await self._objects.list(paths.STAGING)
-        await self._delete_orphans([one for one in staged if now - one.modified >= DAY_S], swept)
+        await self._delete_orphans([file for file in staged if now - file.modified >= DAY_S], swept)
         keys = await self._objects.children(paths.KEYS)
         marked = await self._objects.children(paths.ACTIVE)
         for key_id in sorted({*keys, *marked}):
@@ -80,52 +80,53 @@ class Sweeper:
                 swept.failed += 1
                 log.warning("a key was not swept", key=key_id, error=str(error))
             except Exception:
-                # A defect that one key meets keeps nothing of the others.
+                # An error with one key must not stop the sweep of the others.
                 swept.failed += 1
                 log.exception("a key was not swept", key=key_id)
         return swept
 
     async def _sweep_key(self, key_id: str, now: float, swept: Swept) -> None:
-        # Markers first: what is listed later has its marker here, unless it is too young to be deleted.
+        # Markers first: batches that are listed later have their marker here, or are too young to be deleted.
         markers = {
-            place[1]: one
-            for one in await self._objects.list(paths.markers_of(key_id))
-            if (place := paths.parse_marker(one.path)) is not None
+            place[1]: stored
+            for stored in await self._objects.list(paths.markers_of(key_id))
+            if (place := paths.parse_marker(stored.path)) is not None
         }
         listed = await self._objects.list(paths.key_root(key_id))
         groups = await asyncio.to_thread(paths.by_owner, listed)
         without_record = [
-            one
-            for batch_id, one in markers.items()
-            if paths.BATCH_RECORD not in groups.get(batch_id, {}) and now - one.modified >= HOUR_S
+            stored
+            for batch_id, stored in markers.items()
+            if paths.BATCH_RECORD not in groups.get(batch_id, {})
+            and now - stored.modified >= HOUR_S
         ]
         await self._delete_orphans(without_record, swept)
         for owner, group in sorted(groups.items()):
             if paths.FILE_RECORD in group or owner in markers:
                 continue
             if paths.BATCH_RECORD not in group:
-                # The record comes after the bytes, and goes before them.
-                if all(now - one.modified >= DAY_S for one in group.values()):
+                # The record is written after the bytes, and deleted before them.
+                if all(now - stored.modified >= DAY_S for stored in group.values()):
                     await self._delete_orphans(group.values(), swept)
             elif paths.FINAL in group:
                 await self._sweep_batch(group, now, swept)
-            # One that is broken is left out. Its file need not be kept without a marker.
+            # A broken batch is left out. Without a marker, its input file need not be kept.
             elif await self._batches.several(key_id, [owner]) and await self._objects.create(
                 paths.marker(key_id, owner), b""
             ):
-                # It may be new, or end now. Then a marker does no harm.
-                log.warning("a batch had no marker, so nobody ran it", batch=owner)
+                # The batch may be new, or end now. Then a marker does no harm.
+                log.warning("a batch had no marker, so it did not run", batch=owner)
         await self._sweep_files(key_id, groups, now, swept)
 
     async def _sweep_batch(self, group: paths.Group, now: float, swept: Swept) -> None:
-        """Delete a batch that ended long ago, or what a batch that ended does not need."""
-        # One whose end cannot be read is logged, and kept.
+        """Delete a batch that ended long ago, or the objects that an ended batch does not need."""
+        # A batch whose end cannot be read is logged, and kept.
         for final in await self._records.all([group[paths.FINAL].path], END):
             if now - final.at >= self._retention_s:
                 await self._batches.delete([group])
                 swept.batches += 1
             elif now - group[paths.FINAL].modified >= HOUR_S:
-                # A worker that was slow wrote results after the end.
+                # A slow worker wrote results after the end.
                 await self._delete_orphans(paths.not_needed(group.values()), swept)
 
     async def _sweep_files(
@@ -144,7 +145,7 @@ class Sweeper:
         ids = await self._batches.active_ids(key_id)
         active = await self._batches.several(key_id, ids)
         if len(active) < len(ids):
-            # Or it is being created: nobody can tell which file it needs.
+            # It may be in creation, so its input file is unknown.
             log.warning("files are kept, because a batch cannot be read", key=key_id)
             return
         inputs = {batch.input_file for batch in active}
@@ -154,6 +155,6 @@ class Sweeper:
                 swept.files += 1
 
     async def _delete_orphans(self, orphans: Iterable[Object], swept: Swept) -> None:
-        gone = [one.path for one in orphans]
+        gone = [orphan.path for orphan in orphans]
         await self._records.delete(gone)
         swept.orphans += len(gone)

@@ -1,4 +1,4 @@
-"""Checks of one line after the other. Pure."""
+"""Checks the lines of a file, one after another. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fleetkeeper_contract.bodies.refused import RefusedBodyError
 from fleetkeeper_gateway.http.request_fields import MAX_MODEL
 
 MAX_ID: Final = 512
-"""Characters of a custom_id."""
+"""Maximum characters of a custom_id."""
 _CODES: Final = {
     "invalid_json": "invalid_json_line",
     "encoding_not_supported": "invalid_json_line",
     "duplicate_field": "duplicate_key",
 }
-"""Codes of a line for those of a body."""
+"""Error codes of a line, by the error code of its body."""
 _SHOWN = 100
 _WRAPPER: Final = len('{"custom_id":"","method":"POST","url":"","body":}')
-"""Bytes of a line around its ID, its address and its body."""
+"""Bytes of a line beside its ID, its URL and its body."""
 
 
 class BadLine(Exception):
-    """A mistake of a line. The message is for the client."""
+    """A line is not valid. The message is for the client."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -33,23 +33,23 @@ class BadLine(Exception):
 
 
 class LineChecker:
-    """Checks the lines of one file. What must be the same in all of them, the first valid one decides."""
+    """Checks the lines of one file. The first valid line sets the values that all lines must share."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._lines: dict[bytes, int] = {}
-        """Lines by the digest of their ID. The IDs themselves could be 100 MB."""
+        """Line numbers by the digest of the custom_id. The IDs themselves could take 100 MB."""
         self.model = ""
 
     def check(self, number: int, text: bytes) -> Asked:
-        """Return what a line asks for.
+        """Check a line, and return its model and estimate fields.
 
         Args:
-            number: of the line, from 1.
-            text: without the end of the line.
+            number: line number, from 1.
+            text: the line, without its end.
 
         Raises:
-            BadLine: with its first mistake.
+            BadLine: with the first mistake.
         """
         line = _read(text)
         fields = line.fields

@@ -1,4 +1,4 @@
-"""What the process that reads a file found, and how it tells."""
+"""The findings of the validation process, and their encoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENGINE_DECIDES = -1
 
 
 class FoundLine(NamedTuple):
-    """A line without a mistake."""
+    """A valid line."""
 
     offset: int
     length: int
@@ -26,37 +26,37 @@ class FoundLine(NamedTuple):
 
 @dataclass(slots=True)
 class Findings:
-    """What was found in a file."""
+    """The findings of a file."""
 
     lines: int = 0
     model: str = ""
     mistakes: list[Mistake] = field(default_factory=list)
-    """The first ones."""
+    """The first mistakes."""
     mistake_count: int = 0
     read_all: bool = True
-    """Whether the file was read to its end."""
+    """True if the file was read to its end."""
     rows: bytearray = field(default_factory=bytearray)
 
     def add_line(self, line: FoundLine) -> None:
-        """Keep a line."""
+        """Add a valid line."""
         prompt_bytes, max_tokens, answers = line.asked
         max_tokens = _ENGINE_DECIDES if max_tokens is None else max_tokens
         self.rows += _ROW.pack(line.offset, line.length, prompt_bytes, max_tokens, answers)
 
     def add_mistake(self, mistake: Mistake) -> None:
-        """Keep a mistake, or count it if there are many."""
+        """Add a mistake, or only count it if there are many."""
         self.mistake_count += 1
         if len(self.mistakes) < MAX_MISTAKES:
             self.mistakes.append(mistake)
 
     def add_mistake_of_file(self, mistake: Mistake) -> None:
-        """Keep a mistake of the whole file, before those of its lines."""
+        """Add a mistake of the whole file, before those of its lines."""
         self.mistake_count += 1
         self.mistakes.insert(0, mistake)
         del self.mistakes[MAX_MISTAKES:]
 
     def reported(self) -> tuple[Mistake, ...]:
-        """Return at most 100 mistakes. If there are more, the last one says how many."""
+        """Return at most 100 mistakes. If there are more, the last one states their number."""
         more = self.mistake_count - MAX_MISTAKES
         if more <= 0:
             return tuple(self.mistakes)
@@ -73,7 +73,7 @@ class Findings:
     def encode(self) -> Sequence[bytes | bytearray]:
         """Return the parts of a message: a line of JSON, then a row for each line of the file.
 
-        If there are mistakes no line will run, so there are no rows.
+        With mistakes no line will run, so there are no rows.
         """
         rows = bytearray() if self.mistakes else self.rows
         head = {
@@ -88,10 +88,10 @@ class Findings:
 
 
 def decode_findings(message: bytes) -> Findings:
-    """Return the findings of a message.
+    """Decode the findings of a message.
 
     Raises:
-        ValueError: if it is not complete.
+        ValueError: if the message is not complete.
     """
     text, end, rows = message.partition(b"\n")
     if not end:

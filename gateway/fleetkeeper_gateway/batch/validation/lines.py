@@ -13,19 +13,19 @@ class RawLine(NamedTuple):
     """A line that is not empty."""
 
     number: int
-    """From 1. Empty lines count, as in an editor."""
+    """Line number from 1. Empty lines count, as in an editor."""
     offset: int
-    """Bytes before it."""
+    """Bytes before the line."""
     text: bytes | None
-    """Without its end. None: it is too long, and was not kept."""
+    """The line without its end; None if it is too long, and was not kept."""
 
 
 def read_lines(file: BinaryIO, max_bytes: int) -> Iterator[RawLine]:
-    r"""Yield the lines that are not empty. They end with \n or \r\n; the last one may end with the file.
+    r"""Yield the lines that are not empty. Lines end with \n or \r\n; the last line may end with the file.
 
     Args:
         file: read from its beginning, never further than the next line.
-        max_bytes: the longest line, without its end.
+        max_bytes: maximum bytes of a line, without its end.
     """
     number = offset = 0
     most = max_bytes + len(b"\r\n")

@@ -1,4 +1,4 @@
-"""Runs the process that reads a file, feeds it, and takes what it found."""
+"""Runs a validation process: writes the file to it, and reads its findings."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from contextlib import suppress
 
 
 class ProcessDied(Exception):
-    """The process ended without an answer."""
+    """The process ended without a result."""
 
 
 class TimeUp(Exception):
-    """The process took more time of the processor than it may. Another one would do the same."""
+    """The process exceeded its CPU time. Another process would do the same."""
 
 
 def worker_command(endpoint: str) -> tuple[str, ...]:
     """Return the command of the process."""
     module = "fleetkeeper_gateway.batch.validation.worker"
-    # -P: it imports nothing from the directory in which it happens to run.
+    # -P: no import from the working directory.
     return (sys.executable, "-P", "-m", module, endpoint)
 
 
 async def run_worker(command: Sequence[str], parts: AsyncIterator[bytes]) -> tuple[bytes, int]:
-    """Feed a file to a process. Return its output, and the bytes that it was given.
+    """Feed a file to a process. Return its output, and the number of bytes that it received.
 
-    The process has ended when this returns or raises, also if it is cancelled.
+    The process has ended when this returns or raises, also after a cancellation.
 
     Raises:
         ProcessDied: if the process cannot start, or ends with an error.
-        TimeUp: if it took too much time.
+        TimeUp: if it exceeded its CPU time.
         StorageError: if a part of the file cannot be read.
     """
     starting = asyncio.ensure_future(
@@ -70,14 +70,14 @@ async def _end(process: Process) -> None:
 
 
 async def _feed(process: Process, parts: AsyncIterator[bytes]) -> int:
-    """Write the file. A process that ended takes no more: its status says why."""
+    """Write the file. If the process ends first, its exit status shows the reason."""
     writer = process.stdin
     if writer is None:
         raise RuntimeError("the process has no standard input")
     fed = 0
     async for part in parts:
         if writer.is_closing():
-            # It ended while the store was slow. uvloop raises a RuntimeError for a write then.
+            # The process ended while the store was slow. In this case uvloop raises a RuntimeError for a write.
             return fed
         try:
             writer.write(part)

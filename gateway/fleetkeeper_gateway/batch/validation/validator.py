@@ -1,4 +1,4 @@
-"""What the input file of a batch is found to be."""
+"""Validates the input file of a batch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fleetkeeper_gateway.batch.validation.pipe import (
 log: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.batch.validation")
 
 ATTEMPTS: Final = 3
-"""Processes that may die over one file before its batch fails."""
+"""Maximum processes that may end without a result for one file before its batch fails."""
 KEPT: Final = 25
-"""Findings that are kept, of 1.3 MB with 50,000 lines and 100 mistakes."""
+"""Maximum findings in memory, each of 1.3 MB with 50,000 lines and 100 mistakes."""
 _SLICE: Final = 500
-"""Lines that are unpacked before other work on the event loop runs."""
+"""Number of lines that are decoded in one step of the event loop."""
 
 _GONE = "The input file does not exist any more."
 _TOO_SLOW = Mistake(
@@ -35,13 +35,13 @@ _TOO_SLOW = Mistake(
 )
 
 Estimate = Callable[[int, int | None, int], int]
-"""Returns the tokens of a request from what its body asks for."""
+"""Returns the estimated tokens of a request from its prompt's bytes, `max_tokens` and number of answers."""
 
 
 class Validator:
-    """Checks input files. The caller bounds how many at a time.
+    """Validates input files. The caller bounds the concurrency.
 
-    A file that was read before is not read again for another batch with the same endpoint.
+    A file is not read again for another batch with the same endpoint.
     """
 
     def __init__(
@@ -59,16 +59,15 @@ class Validator:
         self._clock = clock
         self._command = command
         self._kept: OrderedDict[tuple[str, str, str], Findings] = OrderedDict()
-        """By key, file and endpoint: the bytes of a file never change."""
+        """Findings by key, file and endpoint, because the bytes of a file never change."""
 
     async def validate(self, record: BatchRecord) -> tuple[Validated, Sequence[LineRef]]:
-        """Return what the input file of a batch is, and where its lines are.
+        """Return the validation of a batch's input file, and the positions of its lines.
 
-        There are no lines if there are mistakes. If it is cancelled, the process that reads the file
-        is killed.
+        With mistakes there are no lines. A cancellation kills the process that reads the file.
 
         Raises:
-            StorageError: if the file cannot be read. The caller may try again.
+            StorageError: if the file cannot be read. The caller may retry.
         """
         # It may have expired since the batch was created.
         file = await self._files.get(record.key_id, record.input_file, may_be_expired=True)
@@ -94,7 +93,7 @@ class Validator:
         return await self._result(findings)
 
     async def _findings(self, record: BatchRecord, file: FileRecord) -> Findings | None:
-        """Return what a process finds; None if each one died."""
+        """Return the findings of a process; None if all attempts ended without a result."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return await self._read(record.endpoint, file)

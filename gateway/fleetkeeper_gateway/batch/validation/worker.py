@@ -1,4 +1,4 @@
-"""The process that reads one file: from standard input, with its findings on standard output."""
+"""The validation process: reads a file from standard input, and writes its findings to standard output."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fleetkeeper_gateway.batch.validation.findings import Findings, FoundLine
 from fleetkeeper_gateway.batch.validation.lines import read_lines
 
 MAX_LINE_BYTES: Final = 16_777_216
-"""The gateway takes no larger request (its setting REQUEST_BYTES)."""
+"""Maximum bytes of a line: the gateway accepts no larger request (its setting REQUEST_BYTES)."""
 _READ_BYTES = 1 << 20
 _ADDRESS_SPACE_BYTES: Final = 1 << 30
-"""A line of 16 MiB takes at most 300 MB. Without a bound, a mistake of the validator could end the whole pod."""
+"""Maximum address space. A line of 16 MiB takes at most 300 MB. Without a bound, a bug could end the whole pod."""
 MAX_CPU_S: Final = 300
-"""The slowest file found takes 25 s: 200 MiB of empty objects."""
+"""Maximum CPU time. The slowest known file, 200 MiB of empty objects, takes 25 s."""
 _NICE = 5
-"""Requests go before the validation of a file."""
+"""Niceness: requests have priority over the validation of a file."""
 
 
 def check_file(
@@ -30,13 +30,13 @@ def check_file(
     max_lines: int = MAX_LINES,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Findings:
-    """Return what a file has. Its memory is bounded by one line and what is found.
+    """Check a file, and return its findings. Memory is bounded by one line and the findings.
 
     Args:
-        file: read once, to its end or to the line that is one too many.
+        file: read once, to its end or to the first line beyond `max_lines`.
         endpoint: the url of every line.
-        max_lines: lines that are not empty.
-        max_line_bytes: of one line.
+        max_lines: maximum number of lines that are not empty.
+        max_line_bytes: maximum bytes of a line.
     """
     findings, checker = Findings(), LineChecker(endpoint)
     for number, offset, text in read_lines(file, max_line_bytes):
@@ -68,10 +68,10 @@ def check_file(
 
 
 def main(endpoint: str, max_cpu_s: int = MAX_CPU_S) -> None:
-    """Check standard input. A signal ends the process that takes too much time of the processor."""
+    """Check standard input. A signal ends the process when it exceeds its CPU time."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE_BYTES, _ADDRESS_SPACE_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (max_cpu_s, resource.RLIM_INFINITY))
-    # That signal would leave a copy of the memory in a file.
+    # That signal would write a core dump.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(_NICE)
     with open(0, "rb", buffering=_READ_BYTES) as file:

@@ -1,1 +1,1 @@
-"""Workers: send lines, keep their results, finalize batches."""
+"""Workers: send lines, write their results, finalize batches."""

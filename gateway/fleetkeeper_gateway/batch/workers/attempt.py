@@ -1,4 +1,4 @@
-"""One attempt at a line: read it, send it, and say what that means."""
+"""An attempt at a line: reads it, sends it, and decides what the answer means."""
 
 from __future__ import annotations
 
@@ -42,36 +42,36 @@ from fleetkeeper_gateway.batch.workers.room import Room
 log = structlog.get_logger(__name__)
 
 BODY_BYTES: Final = 67_108_864
-"""Of all lines of a process that are read or sent."""
+"""Maximum bytes of all lines of a process that are being read or sent."""
 _SAY_S: Final = 60.0
-LONGEST_REST_S: Final = 300.0
-"""Of a key, also if Retry-After asks for more: the limit may have been raised."""
+MAX_REST_S: Final = 300.0
+"""Maximum rest of a key, also if Retry-After is longer: the limit may have been raised."""
 UNKNOWN_REST_S: Final = 30.0
-"""Of a key that the upstream does not accept."""
+"""Rest of a key that the upstream does not accept."""
 _UNREAD_S: Final = 5.0
 """Rest of a key whose lines cannot be read from the store."""
-_MOST_RESULT: Final = MAX_PART_BYTES - 65_536
+_MAX_RESULT: Final = MAX_PART_BYTES - 65_536
 
 
 class Tried(NamedTuple):
-    """The attempts of one line that count."""
+    """The counted attempts of a line."""
 
     failed: int
     killed: int
 
     @property
     def any(self) -> bool:
-        """Return whether there was one."""
+        """Return whether any attempt counts."""
         return self.failed > 0 or self.killed > 0
 
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """A line without a result, to be tried again."""
+    """A line without a result, which is sent again."""
 
     attempt_counts: bool
     key_rests_s: float = 0.0
-    """Seconds for which no lines of its key are tried."""
+    """Seconds for which no line of its key is sent."""
 
 
 class Attempts:
@@ -90,12 +90,12 @@ class Attempts:
         self._monotonic = monotonic
         self._bodies = Room(BODY_BYTES)
         self._said_at = -math.inf
-        """When the log last said that lines cannot be sent."""
+        """Time of the last log line about lines that cannot be sent."""
 
     async def make(
         self, batch: BatchRecord, line: LineRef, tried: Tried, slot: Slot
     ) -> Result | GivenBack:
-        """Return the result of a line, or why there is none."""
+        """Return the result of a line, or the reason for a further attempt."""
         one = _Line(batch, line.number, tried)
         try:
             async with self._bodies.hold(batch.key_id, line.length):
@@ -110,7 +110,7 @@ class Attempts:
             log.warning("line cannot be read", batch=batch.id, error=str(error))
             return GivenBack(attempt_counts=False, key_rests_s=_UNREAD_S)
         except MemoryError:
-            # All lines of the process share its memory, so this says nothing about the line.
+            # All lines of the process share its memory, so the error may not be caused by this line.
             log.exception(
                 "no memory is left for a line; its key waits", batch=batch.id, line=line.number
             )
@@ -153,7 +153,7 @@ class Attempts:
             slot.pace.failed(slot.began, now)
 
     def _say(self, now: float, reason: str) -> None:
-        """Say why lines cannot be sent, once in a while: it may last, and is the same for all."""
+        """Log the reason why lines cannot be sent, at intervals: it may last, and is the same for all lines."""
         if now - self._said_at >= _SAY_S:
             self._said_at = now
             log.warning("lines cannot be sent; they wait", reason=reason)
@@ -161,7 +161,7 @@ class Attempts:
 
 @dataclass(slots=True)
 class _Line:
-    """A line that is tried, and what can be said of it."""
+    """A line in an attempt, and the results that follow from the answer."""
 
     batch: BatchRecord
     number: int
@@ -169,27 +169,27 @@ class _Line:
     custom_id: str = ""
 
     def outcome(self, verdict: Verdict, answer: Answer | NotAnswered) -> Result | GivenBack:
-        """Return what an answer means for the line."""
+        """Return the outcome of an answer for the line."""
         if verdict is Verdict.REFUSED:
             return GivenBack(attempt_counts=False)
         if verdict is Verdict.KEY_REFUSED:
-            # Without a time, or with 0, it would be sent again and again without a pause.
+            # Without a time, or with 0, the line would be sent again without a pause.
             unknown = isinstance(answer, Answer) and answer.status == 401
             rests_s = getattr(answer, "retry_after_s", None) or (UNKNOWN_REST_S if unknown else 1.0)
-            return GivenBack(attempt_counts=False, key_rests_s=min(LONGEST_REST_S, rests_s))
+            return GivenBack(attempt_counts=False, key_rests_s=min(MAX_REST_S, rests_s))
         if isinstance(answer, AnswerTooLarge):
             return self._too_large(answer.most)
         if verdict is Verdict.FAILED or not isinstance(answer, Answer):
             return self.failed(answer)
         is_ok = verdict is Verdict.OK
         text = answered_line(self.batch, self.number, self.custom_id, answer, is_valid=is_ok)
-        if len(text) > _MOST_RESULT:
-            # Ends of lines in texts are written in more bytes.
-            return self._too_large(_MOST_RESULT)
+        if len(text) > _MAX_RESULT:
+            # Line separators in texts are escaped, which takes more bytes.
+            return self._too_large(_MAX_RESULT)
         return Result(self.number, is_ok, text)
 
     def failed(self, why: Answer | NotAnswered | str) -> Result | GivenBack:
-        """Return another attempt, or an error line after the last one."""
+        """Return a further attempt, or an error line after the last attempt."""
         attempts = self.tried.failed + 1
         if attempts >= MAX_ATTEMPTS:
             return self._given_up(attempts, why)
@@ -198,7 +198,7 @@ class _Line:
         return GivenBack(attempt_counts=True)
 
     def over(self) -> Result | None:
-        """Return the error line of a line that was tried often enough."""
+        """Return the error line of a line after its last attempt."""
         failed, killed = self.tried
         if killed >= MAX_KILLS:
             return self._given_up(killed, "the process that handled the answer ended")
@@ -216,7 +216,7 @@ class _Line:
 
 
 def _reason(why: Answer | NotAnswered | str) -> str:
-    """Return why an attempt failed, without the text of an answer, which belongs to the key."""
+    """Return the reason of a failed attempt, without the text of an answer, which belongs to the key."""
     if not isinstance(why, Answer):
         return str(why)
     return f"status {why.status}{', and no JSON' if why.status < 300 else ''}"

@@ -1,6 +1,6 @@
-"""The line whose answer a worker process handles, in memory that it shares with its parent.
+"""The line whose answer a worker process is handling, in memory that it shares with its parent.
 
-If the process ends meanwhile, the parent knows which line ended it.
+If the process ends meanwhile, the parent knows the line that ended it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 
 _SLOT: Final = struct.Struct("<38sI")
 _FILLED: Final = _SLOT.size
-"""Place of the byte that says whether there is a line: written last, and cleared first."""
+"""Offset of the byte that marks the slot as filled: written last, and cleared first."""
 
 Memory = Array[c_char]
 
 
 def create_memory() -> Memory:
-    """Return the memory of one process, to hand to it when it starts."""
+    """Create the shared memory of one process, which it gets at its start."""
     return multiprocessing.RawArray(c_char, _SLOT.size + 1)
 
 
@@ -32,7 +32,7 @@ class Handling:
 
     @contextmanager
     def __call__(self, batch_id: str, line: int) -> Iterator[None]:
-        """Name the line whose answer is handled meanwhile. No other may be handled before it ends."""
+        """Name the line whose answer the block handles. Only one answer may be handled at a time."""
         _SLOT.pack_into(self._view, 0, batch_id.encode(), line)
         self._view[_FILLED] = 1
         try:
@@ -45,7 +45,7 @@ class Handling:
         self._view[_FILLED] = 0
 
     def read(self) -> tuple[str, int] | None:
-        """Return batch and number of the line; None if no answer is handled."""
+        """Return the batch and the number of the line; None while no answer is handled."""
         if not self._view[_FILLED]:
             return None
         batch_id, line = _SLOT.unpack_from(self._view)

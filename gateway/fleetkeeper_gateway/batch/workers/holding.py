@@ -1,4 +1,4 @@
-"""The chunks that this process holds: what is written of them when, and when they are let go."""
+"""The chunks that this process holds: decides when their results are written, and when they are released."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fleetkeeper_gateway.batch.workers.pace import Paces
 log = structlog.get_logger(__name__)
 
 RESULT_BYTES: Final = 67_108_864
-"""Of all results that are not written, after which no more lines are sent and no large answers read. From half
-of it on the largest chunk is written."""
+"""Maximum bytes of unwritten results: beyond it, no lines are sent and no large answers are read. From half of
+it on, the largest chunk is written."""
 LEAVE_S: Final = 5.0
-"""A chunk whose key or service rests for longer is given back."""
+"""Maximum rest of a key or service for which its chunks are kept. Beyond it, they are given back."""
 FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 10.0
+_MAX_PAUSE_S: Final = 10.0
 
 
 class Holding:
-    """The chunks of one process. A failure of one of them stops the lines of its key alone."""
+    """The chunks of a process. A chunk that cannot be written stops the lines of its key only."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Holding:
         self._may_read = may_read
         self._monotonic = monotonic
         self.held: dict[Held, ChunkRun | None] = {}
-        """All of them from their taking on, and their lines once they are loaded."""
+        """All held chunks, and the lines of each once it is loaded."""
         self._writing: set[asyncio.Task[None]] = set()
         self._rests: dict[str, float] = {}
-        """Keys at a limit of their own, until when."""
+        """Resting keys, each with the end of its rest."""
 
     @property
     def runs(self) -> Sequence[ChunkRun]:
-        """Return the chunks that were loaded, the earliest deadline first."""
+        """Return the loaded chunks, the earliest deadline first."""
         return sorted(self._loaded, key=lambda run: run.held.batch.expires)
 
     @property
@@ -57,22 +57,22 @@ class Holding:
         return [run for run in self.held.values() if run is not None]
 
     def add(self, run: ChunkRun) -> None:
-        """Run the lines of a chunk that was taken and loaded."""
+        """Add a chunk that was taken and loaded."""
         if run.held in self.held:
             self.held[run.held] = run
             self._changed()
 
     def drop(self, held: Held) -> None:
-        """Hold a chunk no more. If nobody said so to the queue, it waits again after a minute."""
+        """Stop holding a chunk. Unless the queue is informed, the chunk waits again after a minute."""
         run = self.held.pop(held, None)
         if run is not None:
             run.cancel()
 
     def of_key(self, key: str | None) -> int:
         """Return the number of chunks of a key."""
-        return sum(one.batch.key_id == key for one in self.held)
+        return sum(held.batch.key_id == key for held in self.held)
 
-    # -- what may be sent -------------------------------------------------------------------------
+    # -- lines ------------------------------------------------------------------------------------
 
     def stops(self, key: str, now: float) -> bool:
         """Return whether no line of a key may be sent now."""
@@ -82,20 +82,20 @@ class Holding:
         return is_full or is_failing or self._rests.get(key, 0.0) > now
 
     def rest(self, key: str, until: float) -> None:
-        """Send no line of a key until a time."""
+        """Stop the lines of a key until a time."""
         self._rests[key] = max(until, self._rests.get(key, 0.0))
 
     def wakes(self, now: float) -> float:
-        """Return when something is to be done without an event."""
+        """Return the time at which a chunk must be checked again without an event."""
         dues = [run.wakes(now) for run in self._loaded if not run.is_writing]
         return min(
             [*dues, *(until for until in self._rests.values() if until > now)], default=now + 1
         )
 
-    # -- what is written --------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     def tend(self, now: float) -> None:
-        """Begin to write parts that are due, and to give back chunks that do not continue."""
+        """Start to write the parts that are due, and to give back chunks that do not continue."""
         runs = self._loaded
         idle = [run for run in runs if not run.is_writing]
         if sum(run.bytes for run in runs) > RESULT_BYTES:
@@ -117,7 +117,7 @@ class Holding:
         return max(key_s, self._paces.of(run.route).rests(now)) > LEAVE_S
 
     async def _settle(self, run: ChunkRun) -> None:
-        """Write what a chunk has, and let it go if its log is closed or it does not continue."""
+        """Write the results of a chunk, and release it if its log is closed or it does not continue."""
         held = run.held
         try:
             await self._write(run)
@@ -143,14 +143,14 @@ class Holding:
                 log.warning("results cannot be written; trying again", error=str(error))
                 run.is_failing = True
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-                pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+                pause_s = min(_MAX_PAUSE_S, pause_s * 2)
             else:
                 return
 
     async def let_go(self, held: Iterable[Held], call: Awaitable[None]) -> None:
-        """Hold chunks no more, and say so to the queue."""
-        # Before the call: what is given back may be taken again at once.
-        runs = [self.held.pop(one, None) for one in held]
+        """Stop holding chunks, and inform the queue by `call`."""
+        # Before the call: a chunk that is given back may be taken again at once.
+        runs = [self.held.pop(chunk, None) for chunk in held]
         try:
             await call
         except QueueDown as error:
@@ -161,7 +161,7 @@ class Holding:
                 run.cancel()
 
     async def end(self, timeout_s: float) -> None:
-        """Write what is here, for a bounded time, and give all chunks back."""
+        """Write all results, within a bounded time, and give all chunks back."""
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*self._writing)

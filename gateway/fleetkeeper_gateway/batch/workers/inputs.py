@@ -1,4 +1,4 @@
-"""Reads lines of input files: block by block, each block once for the lines that are near."""
+"""Reads lines of input files in blocks, each block once for neighboring lines."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fleetkeeper_gateway.batch.model import BatchRecord, LineRef
 from fleetkeeper_gateway.batch.workers.lines import Request, parse_request
 
 BLOCK_BYTES: Final = 1_048_576
-_MOST_BLOCKS: Final = 16
+_MAX_BLOCKS: Final = 16
 _SHORT_BYTES: Final = 65_536
-"""Of a line that is read on the event loop."""
-_MOST_FILES: Final = 4096
+"""Maximum bytes of a line that is parsed on the event loop."""
+_MAX_FILES: Final = 4096
 
 Key = TypeVar("Key", bound=Hashable)
 Found = TypeVar("Found")
 
 
 class Shared(Generic[Key, Found]):
-    """What was found last, each once for all who ask at the same time. A failure is not kept."""
+    """A cache of the last results that computes each only once for concurrent callers. Errors are not cached."""
 
     def __init__(self, find: Callable[[Key], Coroutine[Any, Any, Found]], most: int) -> None:
         self._find = find
@@ -31,7 +31,7 @@ class Shared(Generic[Key, Found]):
         self._tasks: OrderedDict[Key, asyncio.Task[Found]] = OrderedDict()
 
     async def get(self, key: Key) -> Found:
-        """Return what is found. Who asks may be cancelled; the others still wait."""
+        """Return the result for a key. The cancellation of a caller does not affect the others."""
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.create_task(self._find(key))
@@ -53,16 +53,16 @@ class Inputs:
     def __init__(self, objects: Objects, files: Files) -> None:
         self._objects = objects
         self._files = files
-        self._blocks = Shared(self._read, _MOST_BLOCKS)
-        self._sizes = Shared(self._size, _MOST_FILES)
+        self._blocks = Shared(self._read, _MAX_BLOCKS)
+        self._sizes = Shared(self._size, _MAX_FILES)
 
     async def request(self, batch: BatchRecord, line: LineRef) -> Request:
-        """Return what a line asks for.
+        """Return the request of a line.
 
         Raises:
-            ObjectMissing: if its file is gone, or ends before it.
-            StorageError: if it cannot be read now.
-            ValueError: if it is no request.
+            ObjectMissing: if its file is missing, or ends before the line.
+            StorageError: if the line cannot be read now.
+            ValueError: if the line is not a request.
         """
         text = await self.line(batch, line)
         # A line of 16 MiB may take seconds.
@@ -73,8 +73,8 @@ class Inputs:
         """Return the bytes of a line.
 
         Raises:
-            ObjectMissing: if its file is gone, or ends before it. Its bytes never change.
-            StorageError: if it cannot be read now.
+            ObjectMissing: if its file is missing, or ends before the line. Its bytes never change.
+            StorageError: if the line cannot be read now.
         """
         path = self._files.data_path(batch.key_id, batch.input_file)
         first, last = line.offset // BLOCK_BYTES, (line.offset + line.length - 1) // BLOCK_BYTES
@@ -96,7 +96,7 @@ class Inputs:
         return await self._objects.read_range(path, start, length)
 
     async def _size(self, path: str) -> int:
-        # Not from the file's record: the file may expire while its batch runs. Its bytes stay.
+        # Not from the file's record: the file may expire while its batch runs, but its bytes stay.
         for found in await self._objects.list(path.rpartition("/")[0] + "/"):
             if found.path == path:
                 return found.bytes

@@ -1,4 +1,4 @@
-"""Whether a text is JSON. Its values are not made, so there may be millions."""
+"""Checks whether a text is JSON, without creating its values, of which there may be millions."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Final
 import msgspec
 
 _PART_BYTES: Final = 65_536
-_MOST_HALVES: Final = 1_048_576
-"""Bytes of a text that may have half of a pair: to look for them in a larger one takes too long."""
+_MAX_HALVES: Final = 1_048_576
+"""Maximum bytes of a text with lone surrogates: a search in a larger text takes too long."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def is_json(text: bytes) -> bool:
-    """Return whether a text is JSON in UTF-8, with nothing around it and not nested without sense."""
+    """Return whether a text is exactly one JSON value in UTF-8, with a bounded depth."""
     decode = codecs.getincrementaldecoder("utf-8")().decode
     try:
-        # In parts: the text of all would need up to four times its bytes.
+        # In parts: decoding the whole text would need up to four times its bytes.
         for start in range(0, len(text), _PART_BYTES):
             decode(text[start : start + _PART_BYTES])
         decode(b"", final=True)
@@ -27,8 +27,8 @@ def is_json(text: bytes) -> bool:
         return False
     if _is_valid(text):
         return True
-    # JSON allows half of a surrogate pair, msgspec does not.
-    may_have_half = len(text) <= _MOST_HALVES and b"\\u" in text
+    # JSON allows a lone surrogate, msgspec does not.
+    may_have_half = len(text) <= _MAX_HALVES and b"\\u" in text
     return may_have_half and _is_valid(_HALF_PAIR.sub(rb"\\u0020", text))
 
 

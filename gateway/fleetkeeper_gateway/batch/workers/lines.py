@@ -1,4 +1,4 @@
-"""Lines of input, output and error files, as OpenAI has them. Pure."""
+"""Lines of input, output and error files in OpenAI's format. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fleetkeeper_gateway.batch.model import BatchRecord, Status
 from fleetkeeper_gateway.batch.workers.json_text import is_json
 
 KEY_LIMIT: Final = "rate_limit_exceeded"
-"""The gateway's mark of a 429 when a limit of the key is reached: requests of other keys may pass."""
+"""Code of the gateway's 429 when a limit of the key is reached. Requests of other keys may still pass."""
 _NOT_NOW: Final = frozenset({401, 429, 503})
-"""Statuses of an answer that says nothing about the line."""
-_MOST_WORDS: Final = 500
-_MOST_TEXT: Final = 1_048_576
-"""Bytes of an answer that is no JSON which are kept, as a text."""
+"""Statuses that are not caused by the line."""
+_MAX_WORDS: Final = 500
+_MAX_TEXT: Final = 1_048_576
+"""Maximum bytes of an answer that is not JSON, which is kept as text."""
 _MARKS = re.compile(rb'"[^"]*"|[{}\[\]]')
 _COLON = re.compile(rb"[ \t\r]*:")
 _ENDS_OF_LINES: Final = (("\u2028", b"\\u2028"), ("\u2029", b"\\u2029"), ("\x85", b"\\u0085"))
-"""What some readers take for the end of a line, and how JSON writes it."""
+"""Characters that some readers treat as the end of a line, and their JSON escapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,22 @@ class Request:
 
     custom_id: str
     body: bytes
-    """JSON, as it is sent."""
+    """The JSON that is sent."""
 
 
 class Verdict(enum.Enum):
-    """What an attempt means for its line."""
+    """The consequence of an attempt for its line."""
 
     OK = "ok"
-    """The output file gets the answer."""
+    """The answer goes to the output file."""
     ERROR = "error"
-    """The error file gets the answer: another attempt would get the same."""
+    """The answer goes to the error file: a further attempt would get the same."""
     FAILED = "failed"
-    """An engine may have worked on it and gave no proper answer. It counts as an attempt."""
+    """An engine may have worked on the line and gave no proper answer. Counts as an attempt."""
     REFUSED = "refused"
-    """Nothing worked on it, and it may be sent again."""
+    """No engine worked on the line. It is sent again."""
     KEY_REFUSED = "key_refused"
-    """The same, because of its key: a limit, or it is not accepted."""
+    """As REFUSED, because of the key: a limit is reached, or the key is not accepted."""
 
 
 class _Line(msgspec.Struct):
@@ -61,10 +61,10 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 
 
 def parse_request(line: bytes) -> Request:
-    """Return what a validated line asks for. Its body is sent as the bytes that it has there.
+    """Parse a validated line. The bytes of its body are sent unchanged.
 
     Raises:
-        ValueError: if it is no such line.
+        ValueError: if the line is not valid.
     """
     try:
         found = _decode_line(line)
@@ -74,10 +74,10 @@ def parse_request(line: bytes) -> Request:
 
 
 def _scanned(line: bytes) -> Request:
-    """Return the same for what msgspec refuses: half of a surrogate pair. It takes 100 times as long."""
+    """Parse a line that msgspec refuses because of a lone surrogate. This takes 100 times as long."""
     depth = began = 0
     name, custom_id, body = "", None, None
-    # Of the same length, and each quote begins or ends a text.
+    # The same length, and each quote begins or ends a text.
     plain = line.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     for mark in _MARKS.finditer(plain):
         first = line[mark.start()]
@@ -98,10 +98,9 @@ def _scanned(line: bytes) -> Request:
 
 
 def judge(answer: Answer | NotAnswered) -> Verdict:
-    """Return what an answer means, or that there is none.
+    """Return the verdict of an answer, or of a missing answer.
 
-    Only the gateway can say something about the key. A service that answers as the gateway does
-    speaks for itself.
+    Only the gateway's own refusals concern the key. The same answer from a service concerns that service.
     """
     if isinstance(answer, AnswerTooLarge):
         return Verdict.ERROR
@@ -111,8 +110,8 @@ def judge(answer: Answer | NotAnswered) -> Verdict:
         if answer.status not in _NOT_NOW:
             return Verdict.FAILED
         is_of_key = answer.refused == KEY_LIMIT if answer.status == 429 else answer.refused
-        # 401 is about who asks, not about the line: a key was revoked, clocks differ, or a Secret with
-        # keys has not reached every pod yet.
+        # 401 concerns the sender, not the line: a key was revoked, clocks differ, or a Secret with keys has
+        # not reached every pod yet.
         return Verdict.KEY_REFUSED if is_of_key and answer.status != 503 else Verdict.REFUSED
     if answer.status < 300:
         return Verdict.OK if is_json(answer.body) else Verdict.FAILED
@@ -127,24 +126,24 @@ def is_kept(status: int) -> bool:
 def answered_line(
     batch: BatchRecord, line: int, custom_id: str, answer: Answer, *, is_valid: bool
 ) -> bytes:
-    """Return the line of the output or error file for an answer, whose bytes are kept if it is JSON.
+    """Return the line of the output or error file for an answer. The bytes of JSON are kept.
 
-    If `is_valid` says so, it is known to be.
+    `is_valid`: the answer is known to be JSON.
     """
     body = answer.body
     if is_valid or is_json(body):
-        # Outside of texts JSON allows them, and in texts it does not.
+        # JSON allows these characters outside of texts, but not within.
         body = body.replace(b"\n", b" ").replace(b"\r", b" ")
         for character, escape in _ENDS_OF_LINES:
             body = body.replace(character.encode(), escape)
     else:
-        body = _json(body[:_MOST_TEXT].decode(errors="replace"))
+        body = _json(body[:_MAX_TEXT].decode(errors="replace"))
     head = b'{"status_code":%d,"request_id":%b,"body":' % (answer.status, _json(answer.request_id))
     return _line(batch, line, custom_id, response=head + body + b"}")
 
 
 def too_large_line(batch: BatchRecord, line: int, custom_id: str, most: int) -> bytes:
-    """Return the line of the error file for an answer that is larger than answers may be."""
+    """Return the line of the error file for an answer above the maximum size."""
     why = f"The answer has more than {most} bytes, the most that a batch keeps. Ask for less in one line."
     return _failure(batch, line, custom_id, "answer_too_large", why)
 
@@ -154,11 +153,11 @@ def failed_line(
 ) -> bytes:
     """Return the line of the error file for a line that no engine answered."""
     if isinstance(last, Answer):
-        why = f"status {last.status}: {last.body[:_MOST_WORDS].decode(errors='replace')}"
+        why = f"status {last.status}: {last.body[:_MAX_WORDS].decode(errors='replace')}"
     else:
         why = str(last)
     message = f"{attempts} attempts ended without an answer. The last one: {why}"
-    return _failure(batch, line, custom_id, "engine_failed", message[:_MOST_WORDS])
+    return _failure(batch, line, custom_id, "engine_failed", message[:_MAX_WORDS])
 
 
 def unfinished_line(batch: BatchRecord, line: int, custom_id: str, status: Status) -> bytes:
@@ -177,7 +176,7 @@ def _failure(batch: BatchRecord, line: int, custom_id: str, code: str, message: 
 
 
 def lost_line(batch: BatchRecord, line: int, custom_id: str) -> bytes:
-    """Return the line of the error file for a line whose result was written, and is damaged."""
+    """Return the line of the error file for a line whose written result is damaged."""
     message = "The result of this request was damaged in the store of batches. Send it again."
     return _line(batch, line, custom_id, error={"code": "result_lost", "message": message})
 

@@ -1,12 +1,12 @@
-"""How many lines of a route may run at the same time. Pure: the caller brings the time.
+"""The limit of concurrent lines of each route. Pure: the caller passes the time.
 
-A route leads to one service, so a service that refuses lines slows down none for another service.
+A route leads to one service, so a service that refuses lines slows down no line for another service.
 
-A service says 429 or 503 when it takes no more, often with Retry-After. The number of lines grows
-until it does. Then it is halved, at most once for all the lines that were sent before the last
-halving, and nothing is sent until Retry-After has passed. After that it grows with each answer until
-it is near what was refused, and slowly from there. A service that refuses everything, such
-as one whose load breaker closed tier batch, gets one line after each Retry-After until it takes one.
+A service answers 429 or 503 when it is full, often with Retry-After. The limit grows until then. A refusal
+halves it, at most once for all the lines that were sent before the last halving, and nothing is sent until
+Retry-After has passed. Afterwards the limit grows with each answer until it is near the refused number, and
+slowly from there. A service that refuses everything, for example because its load breaker closed tier batch,
+gets one line after each Retry-After until it accepts one.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _FIRST: Final = 32
-"""Lines at the start. A line may take minutes, so growth by answers alone would take too long."""
+"""Limit at the start. A line may take minutes, so growth by answers alone would take too long."""
 _GROWTH_S: Final = 0.5
-"""Time after which the number doubles at the start, if nothing was refused. A refusal comes at once."""
+"""Period in which the limit doubles at the start, if nothing is refused. Refusals arrive at once."""
 _NEAR: Final = 0.85
-"""Part of the number at a refusal that is reached quickly again. From there it grows by steps."""
+"""Share of the refused number up to which the limit grows quickly again. From there it grows by steps."""
 _STEPS: Final = 32
-"""Round trips in which steps lead from nothing to the most."""
-_LONGEST_PAUSE_S: Final = 300.0
+"""Number of round trips in which steps lead from 0 to the maximum."""
+_MAX_PAUSE_S: Final = 300.0
 _FIRST_PAUSE_S: Final = 0.5
-_LONGEST_OWN_PAUSE_S: Final = 30.0
-"""Of the pauses that a refusal without Retry-After makes, which double."""
+_MAX_OWN_PAUSE_S: Final = 30.0
+"""Maximum of the doubling pauses after refusals without Retry-After."""
 _FAILURES: Final = 8
-"""Failures in a row that count as a refusal."""
+"""Consecutive failures that count as a refusal."""
 _FORGET_S: Final = 600.0
 _SILENT_S: Final = 300.0
-"""Time without any answer to lines that run, after which no more are sent."""
+"""Time without an answer to any running line after which no further line is sent."""
 
 
 @dataclass(slots=True)
@@ -43,51 +43,51 @@ class Pace:
     running: int = 0
     limit: float = field(init=False)
     used: float = -math.inf
-    """When a line was last sent or ended."""
+    """Time at which a line was last sent or ended."""
     flows: set[str] = field(default_factory=set)
-    """Whose lines go this way."""
+    """Flows whose lines use this route."""
     _threshold: float = math.inf
-    """Below it the limit doubles; above it, it grows by steps."""
+    """Below this number the limit doubles; above, it grows by steps."""
     _cut: float = -math.inf
     _grown: float = -math.inf
     _until: float = -math.inf
     _filled: float = -math.inf
-    """When the limit was last reached. What is not used does not grow."""
+    """Time at which the limit was last reached. An unused limit does not grow."""
     _row: int = 0
-    """Cuts since a line was last answered."""
+    """Halvings since the last answer."""
     _failures: int = 0
-    """Lines in a row that failed."""
+    """Consecutive failed lines."""
     _heard: float = -math.inf
-    """When the service last answered anything, or when the first of the lines began that run."""
+    """Time of the service's last answer, or of the start of the first running line."""
 
     def __post_init__(self) -> None:
-        """Begin with some lines."""
+        """Set the limit of the start."""
         self.limit = float(min(self.most, _FIRST))
 
     def free(self, now: float) -> int:
-        """Return how many more lines may be sent now."""
+        """Return the number of further lines that may be sent now."""
         if self.rests(now):
             return 0
         self._grow_with_time(now)
         return max(0, int(self.limit) - self.running)
 
     def rests(self, now: float) -> float:
-        """Return for how long no line may be sent; infinite if the service answers nothing."""
+        """Return the time for which no line may be sent; infinite while the service is silent."""
         if self.running and now >= self._heard + _SILENT_S:
-            # From there it grows by answers alone.
+            # From there the limit grows by answers only.
             self.limit = self._threshold = min(self.limit, max(1.0, self.most / 2))
             return math.inf
         return max(0.0, self._until - now)
 
     def wakes(self, now: float) -> float:
-        """Return when `free` may become more without an event; infinite if it does not."""
+        """Return the time at which `free` may grow without an event; infinite if it cannot."""
         if now < self._until:
             return self._until
         grows = self.limit < min(self._threshold, self.most) and self.running >= int(self.limit)
         return max(now, self._grown + _GROWTH_S) if grows else math.inf
 
     def slot(self, now: float) -> Slot:
-        """Return the place of one more line. Call `ended` when it is over."""
+        """Take a slot for a further line. Call its `ended` at the end."""
         if not self.running:
             self._heard = now
         self.running += 1
@@ -99,18 +99,18 @@ class Pace:
         return Slot(self, now)
 
     def ended(self, now: float) -> None:
-        """Note the end of a line, however it ended."""
+        """Note the end of a line, after any outcome."""
         self.running -= 1
         self.used = now
 
     def answered(self, began: float, now: float) -> None:
-        """Note an answer to a line that was sent at a time."""
+        """Note an answer to a line that was sent at time `began`."""
         self._heard = now
         self._failures = 0
         if began > self._cut:
             self._row = 0
         elif self._row > 1:
-            # What was sent after the cut is refused too: old answers say nothing about new lines.
+            # Lines that were sent after the halving are refused too: answers to older lines prove nothing for them.
             return
         if began <= self._filled:
             step = 1.0 if self.limit < self._threshold else self.most / _STEPS / self.limit
@@ -120,9 +120,9 @@ class Pace:
         """Note a refusal.
 
         Args:
-            began: when the line was sent.
+            began: time at which the line was sent.
             now: the time.
-            retry_after_s: what the service asks for; None or 0 if it does not say.
+            retry_after_s: Retry-After of the service; None or 0 without one.
         """
         self._heard = now
         if began > self._cut:
@@ -132,15 +132,15 @@ class Pace:
             self._row += 1
             self._cut = self._grown = now
         if not retry_after_s:
-            # 0 is no pause to make: the next refusal would follow at once.
+            # A pause of 0 would lead to the next refusal at once.
             exponent = min(max(0, self._row - 1), 10)
-            retry_after_s = min(_LONGEST_OWN_PAUSE_S, _FIRST_PAUSE_S * 2**exponent)
-        self._until = max(self._until, now + min(_LONGEST_PAUSE_S, retry_after_s))
+            retry_after_s = min(_MAX_OWN_PAUSE_S, _FIRST_PAUSE_S * 2**exponent)
+        self._until = max(self._until, now + min(_MAX_PAUSE_S, retry_after_s))
 
     def failed(self, began: float, now: float) -> None:
-        """Note that a line failed. Many in a row count as a refusal: the service needs time.
+        """Note a failed line. Many consecutive failures count as a refusal: the service needs time.
 
-        One that fails among others says something about the line alone.
+        A single failure concerns the line only.
         """
         self._heard = now
         self._failures += 1
@@ -159,15 +159,15 @@ class Pace:
 
 @dataclass(slots=True)
 class Slot:
-    """The place of one line."""
+    """The slot of one line."""
 
     pace: Pace
     began: float
-    """When the line was sent; before that, when it got the place."""
+    """Time at which the line was sent; before that, at which it got the slot."""
     is_sent: bool = False
 
     def sent(self, now: float) -> None:
-        """Note that the line is sent."""
+        """Note that the line is being sent."""
         self.is_sent, self.began = True, now
 
 
@@ -188,17 +188,17 @@ class Paces:
 
     @property
     def limit(self) -> int:
-        """Return the most lines of all routes together."""
+        """Return the sum of the limits of all routes."""
         return sum(math.floor(pace.limit) for pace in self._paces.values())
 
     def forget(self, now: float) -> None:
-        """Forget routes of which no line ran for a long time."""
+        """Drop routes without a line for a long time."""
         for route, pace in list(self._paces.items()):
             if pace.used == -math.inf:
-                pace.used = now  # its first line is yet to be sent
+                pace.used = now  # its first line is not sent yet
             elif pace.running == 0 and now - pace.used > _FORGET_S:
                 del self._paces[route]
 
     def wakes(self, now: float) -> float:
-        """Return when a line may be sent that may not be sent now; infinite if only an event allows it."""
+        """Return the next time at which a further line may be sent; infinite if that needs an event."""
         return min((pace.wakes(now) for pace in self._paces.values()), default=math.inf)

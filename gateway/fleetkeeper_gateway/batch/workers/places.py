@@ -1,6 +1,6 @@
-"""Places: the lines of a pod that may run at the same time, shared by its processes and their keys.
+"""Places: the concurrent lines of a pod, shared by its processes and keys.
 
-Each process writes its own rows of a table in shared memory, and reads those of all. Nothing is locked: two
+Each process writes its own row of a table in shared memory, and reads all rows. There are no locks: two
 processes that start a line in the same moment may exceed a share by one.
 """
 
@@ -17,17 +17,17 @@ from typing import Final
 Rows = Array[c_uint64]
 
 SLOTS: Final = 64
-"""Keys of which one process may have lines at the same time: its own, and earlier ones whose last lines run."""
+"""Maximum keys with lines in a process: its own key, and earlier keys whose last lines still run."""
 _FIELDS: Final = 3
-"""Of a slot: the key, its lines that run, and those that could be sent."""
+"""Fields of a slot: the key, its running lines, and its lines that could be sent."""
 _WIDTH: Final = 1 + _FIELDS * SLOTS
-"""Of a process: the key that it serves, then its slots."""
+"""Fields of a process: the key that it serves, then its slots."""
 _RESERVE: Final = 8
-"""One of so many places is kept for keys that hold few."""
+"""One of this many places is reserved for keys that hold few."""
 
 
 def create_rows(processes: int) -> Rows:
-    """Return a table for so many processes, to hand to them when they start."""
+    """Create the table of this number of processes, which they get at their start."""
     return multiprocessing.RawArray(c_uint64, processes * _WIDTH)
 
 
@@ -38,12 +38,12 @@ def _number(key: str) -> int:
 
 
 class Places:
-    """The places of a pod, for one of its processes."""
+    """The places of a pod, as seen by one of its processes."""
 
     def __init__(self, rows: Rows, index: int, total: int) -> None:
         """Use a table of `create_rows`.
 
-        The process with this index, from 0, writes its own rows only. `total` are the places of the pod.
+        The process with this index, from 0, writes its own row only. `total`: the places of the pod.
         """
         self._view = memoryview(rows).cast("B").cast("Q")
         self._processes = len(self._view) // _WIDTH
@@ -54,31 +54,31 @@ class Places:
         self._free = list(range(self._first + 1, self._first + _WIDTH, _FIELDS))
 
     def clear(self) -> None:
-        """Empty the rows of this process: it has just begun, or it has ended."""
+        """Clear the row of this process, at its start or after its end."""
         self._view[self._first : self._first + _WIDTH] = memoryview(bytes(8 * _WIDTH)).cast("Q")
 
     @property
     def running(self) -> int:
-        """Return the lines of all processes that run."""
+        """Return the running lines of all processes."""
         return sum(running for _, running, _ in self._table())
 
-    # -- what this process does -------------------------------------------------------------------
+    # -- this process -----------------------------------------------------------------------------
 
     def serve(self, key: str | None) -> None:
         """Note the key that this process serves."""
         self._view[self._first] = 0 if key is None else _number(key)
 
     def start(self, key: str) -> None:
-        """Note that a line begins to run."""
+        """Note the start of a line."""
         self._view[self._slot(key) + 1] += 1
 
     def end(self, key: str) -> None:
-        """Note that a line of those that run ended."""
+        """Note the end of a running line."""
         self._view[self._slots[key] + 1] -= 1
         self._release(key)
 
     def ready(self, lines: Mapping[str, int]) -> None:
-        """Note how many lines of each key could be sent if there were places."""
+        """Note the number of lines of each key that could be sent with free places."""
         for key in self._slots.keys() | lines.keys():
             if key in self._slots or self._free:
                 self._view[self._slot(key) + 2] = lines.get(key, 0)
@@ -97,13 +97,13 @@ class Places:
             self._view[slot] = 0
             self._free.append(self._slots.pop(key))
 
-    # -- what it may do ---------------------------------------------------------------------------
+    # -- shares -----------------------------------------------------------------------------------
 
     def room(self, key: str) -> int:
-        """Return how many more lines of a key may run.
+        """Return the number of further lines of a key that may run.
 
-        A key may have its part of all places among the keys that have lines to send. Of the last eighth
-        it may have as many as it leaves free, so a key that holds most of the others gets none of it.
+        A key may have an equal share of all places among the keys with lines to send. Of the last eighth it
+        may hold at most as many as remain free, so a key that holds most other places gets none of them.
         """
         if key not in self._slots and not self._free:
             return 0
@@ -120,18 +120,18 @@ class Places:
         unreserved = free - self.total // _RESERVE
         reserved = (free - own + 1) // 2
         share = self.total // (len(others) + 1) if others else self.total
-        # A key that holds none gets one place even if there are more keys than places.
+        # A key without places gets one place even if there are more keys than places.
         return max(0, min(max(unreserved, reserved), max(1, share) - own))
 
     def choose_home(self, waiting: Mapping[str, int]) -> str | None:
-        """Return the key that this process should serve; None if it should serve none now.
+        """Return the key that this process should serve; None if it should serve no key now.
 
-        It is the key that the fewest other processes serve, of those the one with the fewest lines. Two
-        processes (one of two) are kept for keys that no process serves. A process stays with its key, but
-        for a key with fewer lines that no process serves, if all other processes serve some.
+        It is the key that the fewest other processes serve, and among these the key with the fewest lines.
+        Two processes (of two, one) are reserved for keys that no process serves. A process stays with its
+        key, except for a key with fewer lines that no process serves, if all other processes serve a key.
 
         Args:
-            waiting: the keys with chunks that this process could take, with the lines that all pods run.
+            waiting: keys with chunks that this process could take, each with its running lines on all pods.
         """
         served = Counter(self._homes())
         lines: Counter[int] = Counter()
@@ -154,12 +154,12 @@ class Places:
         return best if leaves else home
 
     def _homes(self) -> list[int]:
-        """Return the keys that the other processes serve."""
+        """Return the keys that other processes serve."""
         homes = self._view[::_WIDTH].tolist()
         return [key for place, key in enumerate(homes) if key and place != self._index]
 
     def _table(self) -> list[tuple[int, int, int]]:
-        """Return keys with their lines that run and that could be sent, as often as processes have them."""
+        """Return each slot in use: its key, running lines, and lines that could be sent."""
         found = []
         for first in range(1, len(self._view), _WIDTH):
             cells = self._view[first : first + _WIDTH - 1].tolist()

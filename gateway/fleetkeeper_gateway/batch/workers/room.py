@@ -1,4 +1,4 @@
-"""Bytes of memory that the lines of all keys in a process share."""
+"""A budget of memory that the lines of all keys in a process share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 
 class Room:
-    """Bytes for the lines of all keys. Who finds no room waits, in order of arrival for each key.
+    """The budget. Without room, a line waits, in order of arrival for each key.
 
-    A key may hold as many bytes as it leaves free: half of all if it is alone, less beside others. So
-    others find room however many bytes it holds, and for how long.
+    A key may hold at most as many bytes as remain free: half of all if it is alone, less beside others. So
+    other keys always find room.
     """
 
     def __init__(self, total: int) -> None:
@@ -22,7 +22,7 @@ class Room:
 
     @asynccontextmanager
     async def hold(self, key: str, size: int) -> AsyncIterator[None]:
-        """Wait until there is room, and hold it meanwhile."""
+        """Wait for room, and hold it in the block."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append((size, granted))
         self._grant()
@@ -38,7 +38,7 @@ class Room:
             self._grant()
 
     def _fits(self, key: str, size: int) -> bool:
-        # One that is larger than half of all goes alone.
+        # A line that is larger than half of the budget runs alone.
         return self._held[key] + size <= self._free - size or self._free == self._total
 
     def _grant(self) -> None:

@@ -1,7 +1,7 @@
-"""The service that answers the lines of a key for a model, as a worker process knows it.
+"""The routes of lines in a worker process: the service that answers the lines of a key for a model.
 
-The parent watches keys and services, and is asked: a watch in each process would multiply the load on the API
-server. Until it answers, which takes milliseconds, the flow stands for its service.
+Only the parent watches keys and services, because a watch in each process would multiply the load on the API
+server. Until the parent answers, which takes milliseconds, the flow stands for its service.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _MOST: Final = 10_000
 
 
 class Routes:
-    """Routes that the parent named. They only decide on pace and rest, so an old one does no harm."""
+    """Routes from the parent. They only affect pace and rest, so an outdated route does no harm."""
 
     def __init__(
         self, ask: Callable[[str, str], None], monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Know none. `ask` asks the parent for the route of a key and model, and `note` is told."""
+        """Start without routes. `ask` requests the route of a key and model from the parent; `note` gets the answer."""
         self._ask = ask
         self._monotonic = monotonic
         self._found: dict[str, str] = {}
         self._asked: dict[str, float] = {}
 
     def __call__(self, key_id: str, model: str) -> str:
-        """Return the last known route of a line, and ask again for one that is old."""
+        """Return the last known route of a line, and request it again if it is old."""
         flow, now = flow_of(key_id, model), self._monotonic()
         if now >= self._asked.get(flow, -math.inf) + _FRESH_S:
             if len(self._asked) >= _MOST:  # a key may name any number of models
@@ -41,5 +41,5 @@ class Routes:
         return self._found.get(flow, flow)
 
     def note(self, key_id: str, model: str, route: str) -> None:
-        """Take an answer of the parent."""
+        """Store an answer of the parent."""
         self._found[flow_of(key_id, model)] = route

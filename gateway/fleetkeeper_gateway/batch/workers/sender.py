@@ -1,4 +1,4 @@
-"""Sends lines to an OpenAI-compatible API: a gateway of Fleetkeeper, or any other."""
+"""Sends lines to an OpenAI-compatible API: a gateway of Fleetkeeper or another server."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fleetkeeper_gateway.upstream.body import body_of
 from fleetkeeper_gateway.upstream.client import KEEP_ALIVE_S
 
 READING_BYTES: Final = 67_108_864
-"""Of all answers of a process that are being read, but for small ones."""
+"""Maximum bytes of all large answers of a process that are being read."""
 _SMALL_BYTES: Final = 65_536
 _CONNECT_S: Final = 10.0
 _PART_BYTES: Final = 65_536
 _TOKEN_S: Final = 20.0
-"""Time for which a token, which is valid for 60 s, is used for more than one line."""
-_MOST_TOKENS: Final = 4096
+"""Time for which a token is reused. It is valid for 60 s."""
+_MAX_TOKENS: Final = 4096
 
 
 class UpstreamSender:
@@ -49,10 +49,10 @@ class UpstreamSender:
         may_read: asyncio.Event,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Send to a base URL without /v1, with the key of a file, or if there is none with tokens for each key.
+        """Send to a base URL without /v1, with the API key in a file, or else with a token for each key.
 
-        A line may take `timeout_s`, and its answer may have `answer_bytes`. Large answers are read while
-        `may_read` is set.
+        `timeout_s` and `answer_bytes` bound the time of a line and the size of its answer. Large answers are
+        read only while `may_read` is set.
         """
         self._base = base.rstrip("/")
         self._signer = tokens
@@ -64,7 +64,7 @@ class UpstreamSender:
         self._monotonic = monotonic
         self._tokens: dict[str, tuple[str, float]] = {}
         self._session = aiohttp.ClientSession(
-            # The worker bounds the number of lines.
+            # The worker bounds the number of connections.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -80,7 +80,7 @@ class UpstreamSender:
         """Send a request in tier batch, on behalf of a key.
 
         Raises:
-            AnswerTooLarge: if the answer that should be kept has too many bytes.
+            AnswerTooLarge: if an answer that would be kept has too many bytes.
             NotAnswered: if no complete answer came in time.
         """
         headers = {
@@ -120,10 +120,10 @@ class UpstreamSender:
         )
 
     async def _whole(self, key_id: str, response: aiohttp.ClientResponse) -> bytes:
-        """Return the body of an answer. A large one is read on once there is room for it.
+        """Return the body of an answer. The rest of a large body is read once there is room for it.
 
         Raises:
-            AnswerTooLarge: if it has too many bytes. Of one that is not kept the beginning is enough.
+            AnswerTooLarge: if it has too many bytes. An answer that is not kept is truncated instead.
         """
         parts: list[bytes] = []
         size = 0
@@ -144,7 +144,7 @@ class UpstreamSender:
         return b"".join(parts)
 
     def _most_of(self, response: aiohttp.ClientResponse) -> int:
-        """Return the most bytes that an answer will have in memory."""
+        """Return the maximum bytes that an answer will take in memory."""
         length = response.content_length
         if length is None or "Content-Encoding" in response.headers:
             return self._answer_bytes
@@ -152,11 +152,11 @@ class UpstreamSender:
 
     def _authorization(self, key_id: str) -> dict[str, str]:
         try:
-            # A Secret that changes counts from the next line on.
+            # A changed Secret is used from the next line on.
             token = _key_in(self._key_file) if self._key_file else self._token(key_id)
         except NoGrantKeyError as error:
             if key_id == ANONYMOUS:
-                # A gateway without keys may have no key for grants either, and asks for none.
+                # A gateway without keys may have no key for grants either, and does not require a token.
                 return {}
             raise NotAnswered(str(error), sent=False) from error
         except (OSError, ValueError) as error:
@@ -167,7 +167,7 @@ class UpstreamSender:
         now = self._monotonic()
         token, until = self._tokens.get(key_id, ("", now))
         if now >= until:
-            if len(self._tokens) >= _MOST_TOKENS:
+            if len(self._tokens) >= _MAX_TOKENS:
                 self._tokens.clear()
             token = self._signer.sign(key_id)
             self._tokens[key_id] = (token, now + _TOKEN_S)
@@ -182,7 +182,7 @@ def _key_in(file: Path) -> str:
 
 
 def retry_after(value: str | None, now: float) -> float | None:
-    """Return the seconds that Retry-After asks for, as a number or a date; None if it says nothing."""
+    """Parse Retry-After, a number or a date, into seconds; None without a valid value."""
     if value is None:
         return None
     text = value.strip()

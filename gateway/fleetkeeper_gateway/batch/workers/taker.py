@@ -1,4 +1,4 @@
-"""Takes chunks: of which key, how many, and when."""
+"""Takes chunks from the queue: decides on the key, the number and the time."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from fleetkeeper_gateway.batch.workers.places import Places
 log = structlog.get_logger(__name__)
 
 _WAIT_S: Final = 0.5
-"""Time after which the queue is asked again whether chunks wait, also of a key that had nothing."""
+"""Period in which the queue is asked for chunks again, also for a key that had none."""
 UNREAD_S: Final = 5.0
 """Rest of a key whose chunks cannot be read from the store."""
-_MOST_CHUNKS: Final = 512
-"""That are held. A key holds at most as many as it leaves free."""
+_MAX_CHUNKS: Final = 512
+"""Maximum held chunks. A key holds at most as many as remain free."""
 _SPARE: Final = 8
-"""A chunk is taken before the last lines of those before it run: when one of so many lines is left."""
-_MOST_INDEXES: Final = 16
+"""The next chunk is taken when one of this many lines is left, before the last lines run."""
+_MAX_INDEXES: Final = 16
 _OVERTAKE_S: Final = 10.0
-"""Time between searches for a batch with an earlier deadline than the lines that wait here."""
+"""Period of the search for a batch with an earlier deadline than the waiting lines."""
 
 
 class Taker:
-    """Keeps the places of this process fed."""
+    """Supplies this process with chunks for its places."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class Taker:
         self._monotonic = monotonic
         self._home: str | None = None
         self._empty: dict[str, set[str]] = {}
-        """Keys of which nothing could be taken, and which of their flows were not asked for."""
-        self._indexes = Shared(batches.index, _MOST_INDEXES)
+        """Keys without a chunk to take, each with the flows that were skipped."""
+        self._indexes = Shared(batches.index, _MAX_INDEXES)
         self._is_asked = True
-        """Whether the queue may have something for any key."""
+        """True if the queue may have chunks for any key."""
         self._overtook = -math.inf
         self._woken = asyncio.Event()
 
@@ -95,7 +95,7 @@ class Taker:
             self._woken.set()
 
     async def _took_some(self) -> bool:
-        """Take chunks if there is need. Return whether it should be tried again at once."""
+        """Take chunks if they are needed. Return whether to try again at once."""
         try:
             return await self._take(self._monotonic())
         except QueueDown as error:
@@ -124,7 +124,7 @@ class Taker:
             self._is_asked = False
             return False
         supplied = self._supplied(key, now)
-        # One at a time: how many lines its service takes is known once some run.
+        # One at a time: the capacity of its service is known only once lines run.
         taken = await self._queue.take(key, 1, supplied)
         if not taken:
             self._empty[key] = supplied
@@ -135,7 +135,7 @@ class Taker:
         return True
 
     async def _overtake(self, now: float) -> None:
-        """Take a chunk of this process's key if its deadline is earlier than those of lines that wait."""
+        """Take a chunk of this process's key if its deadline is earlier than those of the waiting lines."""
         key = self._home
         waiting = [run for run in self._holding.runs if run.key == key and run.waiting(now)]
         if key is None or not waiting or self._holding.stops(key, now):
@@ -151,19 +151,19 @@ class Taker:
     # -- need -------------------------------------------------------------------------------------
 
     def _needs(self, key: str, now: float) -> bool:
-        """Return whether lines of a key are missing."""
+        """Return whether a key needs further lines."""
         if self._holding.stops(key, now):
             return False
         if key in self._empty and self._empty[key] <= self._supplied(key, now):
             return False
-        if self._holding.of_key(key) >= _MOST_CHUNKS - len(self._holding.held):
+        if self._holding.of_key(key) >= _MAX_CHUNKS - len(self._holding.held):
             return False
         waiting, running = self._lines(key, now)
         spare = 1 + running.total() // _SPARE if running else 0
         return waiting.total() < max(self._places.room(key), spare)
 
     def _lines(self, key: str, now: float) -> tuple[Counter[str], Counter[str]]:
-        """Return the lines of a key that could be sent, and those that run, by route."""
+        """Return the lines of a key that could be sent, and its running lines, by route."""
         waiting: Counter[str] = Counter()
         running: Counter[str] = Counter()
         for run in self._holding.runs:
@@ -174,7 +174,7 @@ class Taker:
         return waiting, running
 
     def _supplied(self, key: str, now: float) -> set[str]:
-        """Return the flows of which more lines of a key would only wait."""
+        """Return the flows of a key whose further lines would only wait."""
         waiting, running = self._lines(key, now)
         found: set[str] = set()
         for route, pace in self._paces.all().items():
@@ -188,7 +188,10 @@ class Taker:
     async def _load(self, held: Held) -> None:
         chunk = held.batch.id, held.chunk
         for run in self._holding.runs:
-            if (run.held.batch.id, run.held.chunk) == chunk:  # the queue lost that it runs here
+            if (
+                run.held.batch.id,
+                run.held.chunk,
+            ) == chunk:  # the queue lost that this process holds it
                 del self._holding.held[run.held]
                 self._holding.held[held], run.held = run, held
                 run.is_ending = False
@@ -196,12 +199,12 @@ class Taker:
         try:
             run = await self._loaded(held)
         except ObjectMissing as error:
-            # Its batch has ended, or is repaired. It is not renewed any more.
+            # Its batch has ended, or is being repaired. The chunk is no longer renewed.
             log.info("a chunk cannot be found", batch=held.batch.id, reason=str(error))
             self._holding.drop(held)
             with noted("chunk", "a batch cannot be removed", batch=held.batch.id):
                 if await self._batches.final(held.batch) is not None:
-                    await self._queue.remove(held.batch)  # an older copy of Redis has it
+                    await self._queue.remove(held.batch)  # from an older copy of Redis
         except StorageError as error:
             metrics.STORE_FAILURES.labels("chunk").inc()
             log.warning("a chunk cannot be read; its key waits", error=str(error))

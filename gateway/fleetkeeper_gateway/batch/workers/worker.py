@@ -1,4 +1,4 @@
-"""Runs lines: takes chunks, has their lines answered, and has their results written."""
+"""Runs lines: takes chunks, sends their lines, and has the results written."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ log = structlog.get_logger(__name__)
 
 RENEWAL_S: Final = 10.0
 _WAIT_S: Final = 1.0
-"""Longest pause of the loop that sends lines."""
+"""Maximum pause of the loop that sends lines."""
 _SHORT_WAIT_S: Final = 0.1
-"""The same while lines wait for places, which other processes may give back at any moment."""
-_LEAST_WAIT_S: Final = 0.005
+"""Maximum pause while lines wait for places, which other processes may release at any time."""
+_MIN_WAIT_S: Final = 0.005
 _TAKING_S: Final = 5.0
-"""Time to take a last chunk once the process ends."""
+"""Time for a last chunk to be taken once the process ends."""
 _WRITE_S: Final = 20.0
 """Time to write results at the end of the process."""
 
@@ -63,11 +63,11 @@ class Worker:
         route: Callable[[str, str], str] = flow_of,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Describe the worker; `run` works.
+        """Take the parts; `run` does the work.
 
         Lines have `drain_s` to end after `stop`, and `end_s` after their batch was cancelled or expired.
-        `may_read` is set while there is room for the results of large answers. `route` names the service
-        that answers the lines of a key for a model, by whose answers they are paced.
+        `may_read` is set while there is room for the results of large answers. `route` returns the service
+        that answers the lines of a key for a model. Its answers set their pace.
         """
         self._queue = queue
         self._places = places
@@ -88,7 +88,7 @@ class Worker:
             monotonic=monotonic,
         )
         self._tasks: dict[asyncio.Task[Result | GivenBack], tuple[ChunkRun, Slot]] = {}
-        """Lines that run."""
+        """Running lines."""
 
     @property
     def held(self) -> int:
@@ -97,16 +97,16 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Return the number of lines of this process that run."""
+        """Return the number of running lines of this process."""
         return len(self._tasks)
 
     def stop(self) -> None:
-        """Take no more chunks and send no more lines, and end `run` after those that run."""
+        """Take no further chunks, send no further lines, and end `run` after the running lines."""
         self._stopping.set()
         self._changed.set()
 
     async def run(self) -> None:
-        """Work until `stop`. Then let running lines end for a bounded time, write, and give chunks back."""
+        """Work until `stop`. Then wait for running lines for a bounded time, write results, and give chunks back."""
         self._places.clear()
         renewal = asyncio.create_task(self._keep_chunks())
         taking = asyncio.create_task(self._taker.run(self._stopping))
@@ -141,11 +141,11 @@ class Worker:
             wakes = min(self.paces.wakes(now), self._holding.wakes(now)) - now
             wait_s = min(_SHORT_WAIT_S if lacks_places else _WAIT_S, wakes)
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(_LEAST_WAIT_S, wait_s)):
+                async with asyncio.timeout(max(_MIN_WAIT_S, wait_s)):
                     await self._changed.wait()
 
     def _start_lines(self, now: float) -> bool:
-        """Send the lines that may be sent. Return whether more would be sent if there were places."""
+        """Send the lines that may be sent. Return whether free places would allow further lines."""
         left: Counter[str] = Counter()
         runs = self._holding.runs
         stopped = {key for key in {run.key for run in runs} if self._holding.stops(key, now)}
@@ -153,7 +153,7 @@ class Worker:
         for run in runs:
             key, pace = run.key, self.paces.of(run.route)
             could = 0 if key in stopped else min(run.waiting(now), pace.free(now))
-            # Each line that begins takes room of all keys, so room is asked for again.
+            # Each started line takes room from all keys, so room is computed again.
             room = self._places.room(key) if could and key not in full else 0
             for _ in range(min(could, room)):
                 self._start(run, run.next(now), pace.slot(now))
@@ -171,7 +171,7 @@ class Worker:
         task.add_done_callback(partial(self._ended, line.number))
 
     def _ended(self, line: int, task: asyncio.Task[Result | GivenBack]) -> None:
-        """Give back the place of a line, however it ended. One that was cancelled has no result."""
+        """Release the place of an ended line. A cancelled line has no result."""
         now = self._monotonic()
         run, slot = self._tasks.pop(task)
         slot.pace.ended(now)
@@ -198,10 +198,10 @@ class Worker:
                     await self._note_lost(lost, ends)
 
     async def _note_lost(self, lost: set[Held], ends: asyncio.TaskGroup) -> None:
-        """End the lines of batches that have ended, after a time.
+        """End the lines of ended batches after a time.
 
-        A chunk of a batch that goes on is worked on to its end, although another process may have it: what
-        it writes first counts.
+        A lost chunk of an active batch is finished here, although another process may have taken it: the
+        first writer of a result counts.
         """
         ended: dict[str, bool] = {}
         for held in lost:
@@ -216,9 +216,9 @@ class Worker:
                 self._changed.set()
 
     async def _end(self, run: ChunkRun) -> None:
-        """End the lines of a chunk after a time, unless its batch is known again.
+        """End the lines of a chunk after a time, unless Redis knows its batch again.
 
-        The leader adds a batch again that only Redis lost.
+        If only Redis lost a batch, the leader adds it again.
         """
         await asyncio.sleep(self._end_s)
         with noted("renew", "the end of a batch is not known", batch=run.held.batch.id):
@@ -231,7 +231,7 @@ class Worker:
     async def _drain(self) -> None:
         for run in self._holding.runs:
             run.is_ending = True
-        # A task that did not begin is cancelled without a trace.
+        # A task that has not started is cancelled without a trace.
         await asyncio.sleep(0)
         unsent = [task for task, (_, slot) in self._tasks.items() if not slot.is_sent]
         for task in unsent:

@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded in bytes, in time, and all together."""
+"""Bodies of requests, each bounded in bytes and time, and bounded in total."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fleetkeeper_gateway.http.errors import Refusal, unavailable
 from fleetkeeper_gateway.http.request_fields import refusal_of
 
 MIN_BYTES_PER_S: Final = 32 * 1024
-"""A body may take CLIENT_TIMEOUT_SECONDS, and the time that its bytes take at this rate."""
+"""Minimum rate of an upload: a body may take CLIENT_TIMEOUT_SECONDS plus its bytes at this rate."""
 MAX_AT_ONCE: Final = 2000
-"""Commas and brackets of a body that is read in one piece when it is needed, with its texts'."""
+"""Maximum commas and brackets (those in strings included) of a body that is parsed in one piece."""
 _MAX_DISCARDED_BYTES = 64 * 1024**2
 _MAX_DISCARD_S = 2.0
 
 
 class BodyBudget:
-    """The bytes of all bodies that were read and not yet sent, and the turns in which they are read.
+    """The budget of bytes of all bodies that were read and not yet sent, and the turns in which they are parsed.
 
-    An owner (a tenant, or a key of the batch API) may hold as many bytes as it leaves free: half of all
-    if it is alone, less beside others. So whatever some upload, and however slowly, others find room.
+    An owner (a tenant, or a key of the batch API) may hold at most as many bytes as remain free: half of
+    all if it is alone, less beside others. So a large or slow upload leaves room for other owners.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -37,10 +37,10 @@ class BodyBudget:
         self._of_owners: dict[Hashable, int] = {}
 
     def take(self, owner: Hashable, size: int) -> None:
-        """Take bytes for a body of an owner.
+        """Reserve bytes for a body of an owner.
 
         Raises:
-            Refusal: if the owner holds too many already.
+            Refusal: if the owner already holds too many.
         """
         own, held = self._of_owners.get(owner, 0) + size, self.held_bytes + size
         if own > self.total_bytes - held:
@@ -50,7 +50,7 @@ class BodyBudget:
         self._of_owners[owner], self.held_bytes = own, held
 
     def give_back(self, owner: Hashable, size: int) -> None:
-        """Return bytes of a body."""
+        """Release bytes of a body."""
         self.held_bytes -= size
         self._of_owners[owner] -= size
         if not self._of_owners[owner]:
@@ -58,7 +58,7 @@ class BodyBudget:
 
 
 class Body:
-    """One body, from its first byte until the service answered."""
+    """A request's body, from its first byte until the service answered."""
 
     __slots__ = (
         "_budget",
@@ -78,15 +78,15 @@ class Body:
         self._held = 0
         self._owner: Hashable = ""
         self.data = b""
-        """The whole body, once it was read."""
+        """The whole body after `read`."""
         self.more = True
-        """Whether the client has more to send."""
+        """True while the client has more to send."""
         self.json: JsonBody | None = None
-        """What was read of a body that takes turns. Any other one is read when it is needed."""
+        """The parsed body if it was parsed in turns. Smaller bodies are parsed when they are needed."""
 
     @property
     def size(self) -> int:
-        """Return the bytes that are held."""
+        """Return the bytes that the body holds of the budget."""
         return self._held
 
     async def read(self, receive: Receive, announced: int | None, owner: Hashable) -> None:
@@ -94,12 +94,12 @@ class Body:
 
         Args:
             receive: from the client.
-            announced: the bytes that the head announces; None if it announces none.
-            owner: who may hold a part of all bytes.
+            announced: the Content-Length; None if there is none.
+            owner: the owner whose share of the budget the body uses.
 
         Raises:
-            ClientGone: if the client hung up before the end.
-            Refusal: if the body is too large or too slow, or too many bytes are held already.
+            ClientGone: if the client closed the connection before the end.
+            Refusal: if the body is too large or too slow, or the owner already holds too many bytes.
         """
         self._owner = owner
         if announced is not None:
@@ -121,7 +121,7 @@ class Body:
         self.data = data
 
     def release(self) -> None:
-        """Give the bytes back to the budget. Idempotent."""
+        """Release the bytes to the budget. Idempotent."""
         if self._held:
             self._budget.give_back(self._owner, self._held)
         self._held = 0
@@ -161,7 +161,7 @@ class Body:
     async def _read_in_turns(
         self, reader: BodyReader, data: bytes | bytearray, *, is_whole: bool
     ) -> None:
-        """Read what arrived. Other work on the event loop runs between two turns."""
+        """Parse the bytes that arrived. Other work on the event loop runs between two turns."""
         turns, may_go_on = self._budget.turns, True
         while may_go_on:
             await turns.take(self._owner)
@@ -183,7 +183,7 @@ class Body:
 
 
 def _takes_turns(data: bytes) -> bool:
-    """Return whether a body is too much to be read in one piece."""
+    """Return whether a body is too large to be parsed in one piece."""
     if len(data) <= MAX_AT_ONCE:
         return False
     return len(data) > PART_BYTES or len(data) - len(data.translate(None, b"[{,")) > MAX_AT_ONCE
@@ -192,7 +192,7 @@ def _takes_turns(data: bytes) -> bool:
 async def discard(receive: Receive) -> None:
     """Read the rest of a refused body without keeping it, for a short time.
 
-    A client that is still sending when its connection closes may not get to read the refusal.
+    A client that still sends when its connection closes may not receive the refusal.
     """
     discarded = 0
     try:

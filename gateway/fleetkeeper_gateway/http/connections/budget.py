@@ -1,4 +1,4 @@
-"""What connections may take before their clients have shown a key: their number, and unfinished heads."""
+"""Bounds on connections before their clients present a key: their number, and the bytes of unfinished heads."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 MAX_UNKNOWN: Final = 4096
-"""Connections on which no key was accepted yet. An idle one takes 9 KiB."""
+"""Maximum connections on which no key was accepted yet. An idle connection takes 9 KiB."""
 MAX_HEAD_BYTES: Final = 16 * 1024**2
-"""Bytes of all heads that have begun and not ended."""
+"""Maximum bytes of all incomplete heads."""
 
 
 class Closable(Protocol):
-    """A connection."""
+    """A connection that the budget may close."""
 
     def abort(self) -> None:
-        """Cut the client off at once."""
+        """Close the connection at once."""
 
 
 class ConnectionBudget:
-    """The connections of a server. The oldest is closed to make room for the next one.
+    """The connections of a server without an accepted key. The oldest is closed to make room for the next.
 
-    A client that sends its head in one piece is not here for longer than its head takes to read, so a flood
-    of heads without end closes its own connections.
+    A client that sends its head in one piece is counted only while its head is read. So a flood of endless
+    heads closes its own connections.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class ConnectionBudget:
         max_head_bytes: int = MAX_HEAD_BYTES,
         closed: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        """Take the bounds, and what is called with a reason when a connection is closed."""
+        """Take the bounds, and a callback that gets the reason when a connection is closed."""
         self._max_unknown = max_unknown
         self._max_head_bytes = max_head_bytes
         self._closed = closed
-        # Both are in the order in which they came.
+        # Both are in order of arrival.
         self._unknown: dict[Closable, None] = {}
         self._heads: dict[Closable, int] = {}
         self.head_bytes = 0
@@ -53,11 +53,11 @@ class ConnectionBudget:
             self._close(next(iter(self._unknown)), "unknown")
 
     def accepted(self, connection: Closable) -> None:
-        """Count a connection no more: its client has a key, and the limits of the key hold."""
+        """Stop counting a connection: its client has a key, whose limits apply from now on."""
         self._unknown.pop(connection, None)
 
     def head(self, connection: Closable, size: int) -> None:
-        """Count the bytes of a head that has not ended; 0 once it has."""
+        """Set the bytes of an incomplete head; 0 once it is complete."""
         self.head_bytes += size - self._heads.get(connection, 0)
         if size:
             self._heads[connection] = size
@@ -67,7 +67,7 @@ class ConnectionBudget:
             self._close(next(iter(self._heads)), "heads")
 
     def forget(self, connection: Closable) -> None:
-        """Count a connection no more: it has ended."""
+        """Stop counting a connection that ended."""
         self._unknown.pop(connection, None)
         self.head(connection, 0)
 

@@ -1,4 +1,4 @@
-"""A client's connection: uvicorn's, with bounds on heads and slow clients, and a visible abort."""
+"""A client's connection: uvicorn's protocol with bounds on heads and slow clients, and a visible abort."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetkeeper_gateway.http.connections.budget import ConnectionBudget
 
 MAX_HEADERS: Final = 128
 MAX_HEAD_BYTES: Final = 65_536
-"""Bytes of a head, and of anything else that the parser keeps without passing it on."""
+"""Maximum bytes of a head, and of other input that the parser buffers."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _EXTENSION: Final = "fleetkeeper.connection"
 
@@ -25,29 +25,29 @@ class TooManyHeaders(Exception):
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. `abort` ends it so that no client takes its answer for complete."""
+    """One connection. `abort` ends it in a way that no client mistakes for a complete answer."""
 
     client_timeout_s: ClassVar[float] = 60.0
     budget: ClassVar[ConnectionBudget]
 
     lost: Callable[[str], None] | None = None
-    """Called with a reason when the client hangs up or is cut off while its request is open."""
+    """Called with a reason when the connection ends while its request is open."""
     _running: RequestResponseCycle | None = None
-    """The request that is served. `cycle` is the last one that was read, which may still wait."""
+    """The request that is being served. `cycle` is the last request that was read, which may still wait."""
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _is_second_head = False
-    """Whether the parser reads a head of our own, which says how long the body is."""
+    """True while the parser reads a head of our own making, which states the length of the body."""
     _has_head = False
-    """Whether the head of the last request is complete. Headers that follow are trailers of its body."""
+    """True once the head of the last request is complete. Later headers are trailers of its body."""
     _counts_head = False
-    """Whether the budget counts the head that is being read."""
+    """True while the budget counts the head that is being read."""
     _unsent_bytes = 0
     _silent_bytes = 0
-    """Bytes since the parser last passed something on."""
+    """Bytes since the parser's last callback."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a head."""
+        """Start to wait for a head."""
         super().connection_made(transport)
         self._await_head()
         self.budget.opened(self)
@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
             self.lost("client_gone")
 
     def data_received(self, data: bytes) -> None:
-        """Parse data, and refuse a head without end."""
+        """Parse data, and refuse an endless head."""
         self._unset_keepalive_if_required()
         self._silent_bytes += len(data)
         try:
@@ -79,11 +79,11 @@ class Connection(HttpToolsProtocol):
             self.budget.head(self, head_bytes)
 
     def accept(self) -> None:
-        """Take the client for one whose key was accepted."""
+        """Note that the client's key was accepted."""
         self.budget.accepted(self)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be parsed. Within an answer, it would be taken for a part of it."""
+        """Refuse a request that cannot be parsed. Abort instead if an answer has begun: the 400 would become part of it."""
         running = self._running
         is_answering = running is not None and (
             running.response_started and not running.response_complete
@@ -102,7 +102,7 @@ class Connection(HttpToolsProtocol):
     def _go_on_without_upgrade(self, rest: bytes) -> None:
         """Ignore a request to change the protocol, as HTTP/1.1 allows.
 
-        The parser takes all that follows for the other protocol. A second one reads the body. Some
+        The parser treats all that follows as the other protocol, so a second parser reads the body. Some
         clients ask for h2c with their first request and send its body with it.
         """
         self.cycle.more_body = True
@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
             self._feed(rest)
 
     def on_message_begin(self) -> None:
-        """Make the connection known to the application, and wait for the rest of the head."""
+        """Add the connection to the request's scope, and wait for the rest of the head."""
         if self._is_second_head:
             return
         super().on_message_begin()
@@ -127,14 +127,14 @@ class Connection(HttpToolsProtocol):
             self._await_head()
 
     def on_url(self, url: bytes) -> None:
-        """Keep a part of the address."""
+        """Store a part of the URL."""
         if not self._is_second_head:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header, within bounds.
+        """Store a header, within bounds.
 
-        Trailers are dropped: a proxy that checks headers may pass them on unchecked.
+        Trailers are dropped: a proxy that checks headers may forward trailers unchecked.
         """
         if self._is_second_head or self._has_head:
             return
@@ -163,17 +163,17 @@ class Connection(HttpToolsProtocol):
         self._silent_bytes = 0
         super().on_message_complete()
         if not self.pipeline:
-            # The last part may have paused reading. Without reading, no hang-up is seen.
+            # The last part may have paused reading. Without reading, the end of the connection is not seen.
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Begin the next request, while the client still reads the end of this answer."""
+        """Start the next request while the client still reads the end of this answer."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._watch_writes()
 
     def pause_writing(self) -> None:
-        """Stop the answer until the client reads."""
+        """Pause the answer until the client reads."""
         super().pause_writing()
         self._watch_writes()
 
@@ -185,12 +185,12 @@ class Connection(HttpToolsProtocol):
             self._stall_timer = None
 
     def abort(self) -> None:
-        """Cut the client off at once. What it has not read is dropped."""
+        """Close the connection at once. Data that the client has not read is dropped."""
         self._end()
         self.transport.abort()
 
     def close(self) -> None:
-        """End an incomplete answer: what was forwarded still arrives, its proper end does not."""
+        """End an incomplete answer: forwarded data still arrives, but no regular end."""
         self._end()
         self.transport.close()
         self._watch_writes()
@@ -201,7 +201,7 @@ class Connection(HttpToolsProtocol):
 
     def _disconnect(self) -> None:
         if self._running is not None and not self._running.response_complete:
-            # The application returns without a complete answer. That is meant.
+            # The application returns without a complete answer, on purpose.
             self._running.disconnected = True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -243,7 +243,7 @@ class Connection(HttpToolsProtocol):
 def connection_class(
     client_timeout_s: float, budget: ConnectionBudget | None = None
 ) -> type[Connection]:
-    """Return the protocol for the connections of one server, as uvicorn takes it."""
+    """Return the protocol class for the connections of one server, for uvicorn."""
     own = {"client_timeout_s": client_timeout_s, "budget": budget or ConnectionBudget()}
     return type("Connection", (Connection,), own)
 

@@ -1,4 +1,4 @@
-"""The turns in which bodies are read: one at a time, each tenant in its turn, at most half of the event loop."""
+"""The turns in which bodies are parsed: one at a time, fair between tenants, at most half of the event loop."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Hashable
 from typing import Final
 
 MIN_PAUSE_S: Final = 0.001
-"""Processor time of a turn after which the loop is left to other work for as long."""
+"""CPU time of a turn from which the loop pauses parsing for the same time."""
 
 
 class ReadingTurns:
-    """Who reads a part of a body now.
+    """Scheduler of the turns.
 
-    A part with many values takes milliseconds. Without turns each connection would take a part between two
-    steps of any other request, however many connections a tenant has.
+    A part with many values takes milliseconds. Without turns, each connection would parse a part between two
+    steps of any other request, so a tenant with many connections would delay all.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """In the order in which tenants get their next turn."""
+        """Waiters by tenant, in the order of the tenants' next turns."""
         self._is_taken = False
 
     async def take(self, owner: Hashable) -> None:
@@ -38,7 +38,7 @@ class ReadingTurns:
             raise
 
     def give_back(self, took_s: float) -> None:
-        """End a turn that took so much of the processor."""
+        """End a turn that took this CPU time."""
         if took_s < MIN_PAUSE_S:
             self._next()
         else:

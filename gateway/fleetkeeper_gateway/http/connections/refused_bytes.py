@@ -1,4 +1,4 @@
-"""Bytes of refused requests, by source: what a client may cost without touching a limit."""
+"""Bytes of refused requests by source, which bound the cost of clients that reach no limit of their key."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Final
 from fleetkeeper_gateway.http.errors import LIMIT_REACHED, Refusal
 
 MIN_BYTES: Final = 8192
-"""What a refused request counts at least: its head costs as much as a small body."""
+"""Minimum bytes of a refused request: its head costs as much as a small body."""
 BYTES_PER_S: Final = 4 * 1024**2
 MAX_BYTES: Final = 16 * 1024**2
-"""Bytes that may be refused at once."""
+"""Size of the bucket: refused bytes in a burst."""
 MAX_SOURCES: Final = 8192
 
 
 class RefusedBytes:
     """A bucket for each source: a key, or the address of a client without one.
 
-    A request that ends with 400, 404, 413 or 429 takes nothing from the limits of its key, and takes the
-    processor as one that is served. A source whose bucket is empty is refused before its body is read.
+    A request that ends with 400, 404, 413 or 429 takes nothing from the limits of its key, but costs as much
+    CPU time as a served request. A source whose bucket is empty is refused before its body is read.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._owed: dict[str, tuple[float, float]] = {}
-        """Bytes at a time."""
+        """Owed bytes by source, with the time of that figure."""
 
     def __len__(self) -> int:
-        """Return the number of sources that it remembers."""
+        """Return the number of sources in memory."""
         return len(self._owed)
 
     def add(self, source: str, size: int) -> None:
@@ -44,7 +44,7 @@ class RefusedBytes:
             del self._owed[next(iter(self._owed))]
 
     def wait_s(self, source: str) -> float:
-        """Return the time until a request of a source is read again; 0 if it is read now."""
+        """Return the seconds until requests of a source are read again; 0 if they are read now."""
         if source not in self._owed:
             return 0.0
         owed = self._owed_at(source, self._clock())

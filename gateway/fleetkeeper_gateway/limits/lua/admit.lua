@@ -24,7 +24,7 @@ if max_tokens >= 0 then
   cost = math.min(tonumber(ARGV[5]), max_tokens)
   orphans = redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', now, 'LIMIT', 0, 100)
   for _, orphan in ipairs(orphans) do
-    -- Negative: the request has ended, and nobody counted its tokens. Its estimate stands.
+    -- Negative: the request has ended, and its tokens were not counted. Its estimate stands.
     level = level + math.max(0, tonumber(redis.call('HGET', KEYS[4], orphan) or 0))
     stale[#stale + 1] = orphan
     stale[#stale + 1] = least_of(orphan)

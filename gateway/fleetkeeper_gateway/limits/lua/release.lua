@@ -1,6 +1,6 @@
 -- Ends a request: gives its slot back, and its tokens too if it was not sent.
 -- KEYS: tokens, held, due, slots. ARGV: request ID; 1 if it was sent; TTL of a reservation in ms; tokens
---       that it costs at least, whatever is counted (0 from older replicas, which do not send it).
+--       that it costs at least, also if fewer are counted (0 from older replicas, which do not send it).
 redis.call('ZREM', KEYS[4], ARGV[1])
 local cost = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
 if cost > 0 and ARGV[2] == '1' then

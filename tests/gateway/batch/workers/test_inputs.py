@@ -54,7 +54,7 @@ async def test_a_long_line_is_read_alone(objects: MemoryObjects) -> None:
 async def test_old_blocks_make_room(
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_BLOCKS", 2)
+    monkeypatch.setattr(module, "_MAX_BLOCKS", 2)
     text = input_text(20, padding="x" * 250)
     objects.data[PATH] = text
     inputs = Inputs(objects, MemoryFiles())

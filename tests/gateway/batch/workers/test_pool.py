@@ -224,7 +224,7 @@ async def test_a_process_is_named_the_service_of_its_lines_or_their_flow(
 async def test_a_process_that_is_frozen_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds places that no other process can use."""
     monkeypatch.setattr(module, "_LISTEN_S", 0.02)
-    monkeypatch.setattr(module, "_MOST_SILENT", 1_000_000)
+    monkeypatch.setattr(module, "_MAX_SILENT", 1_000_000)
     slot = children.slot_of(children.listen)
     async with running(World(slot)) as world:
         await world.until("it says something", lambda: world.value("lines_total") == 1)
@@ -232,7 +232,7 @@ async def test_a_process_that_is_frozen_is_replaced(monkeypatch: pytest.MonkeyPa
         assert process is not None
         assert process.pid is not None
         psutil.Process(process.pid).suspend()
-        monkeypatch.setattr(module, "_MOST_SILENT", 5)
+        monkeypatch.setattr(module, "_MAX_SILENT", 5)
         await world.until("it was killed", lambda: len(world.events) >= 1)
         assert process.exitcode == -signal.SIGKILL
 

@@ -112,7 +112,7 @@ async def test_an_answer_that_would_be_the_same_again_is_a_result(sender: Script
 async def test_an_answer_that_is_too_large_once_it_is_written_is_no_result(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt_module, "_MOST_RESULT", 1000)
+    monkeypatch.setattr(attempt_module, "_MAX_RESULT", 1000)
 
     async def script(_key: str, _model: str, _number: int) -> Answer:
         return Answer(200, json.dumps("\u2028" * 200, ensure_ascii=False).encode(), "r")

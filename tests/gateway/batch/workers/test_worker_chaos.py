@@ -29,7 +29,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_module, "AGAIN_S", 0.0)
     monkeypatch.setattr(chunk_module, "PART_S", 0.02)
     monkeypatch.setattr(worker_module, "RENEWAL_S", 0.02)
-    monkeypatch.setattr(attempt_module, "LONGEST_REST_S", 0.02)
+    monkeypatch.setattr(attempt_module, "MAX_REST_S", 0.02)
     monkeypatch.setattr(attempt_module, "UNKNOWN_REST_S", 0.02)
     monkeypatch.setattr(attempt_module, "_UNREAD_S", 0.02)
     monkeypatch.setattr(taker_module, "UNREAD_S", 0.02)

@@ -89,7 +89,7 @@ async def test_a_key_rests_for_a_bounded_time_and_no_line_is_lost(
     sender: ScriptedSender, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that is wrong or a Secret that is not mounted yet says nothing about the line."""
-    monkeypatch.setattr(attempt_module, "LONGEST_REST_S", 0.05)
+    monkeypatch.setattr(attempt_module, "MAX_REST_S", 0.05)
     monkeypatch.setattr(attempt_module, "UNKNOWN_REST_S", 0.05)
     refused = [answer] * 20
 
