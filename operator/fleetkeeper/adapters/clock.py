@@ -34,7 +34,7 @@ class SystemClock:
         self._apart_s = 0.0
         self._apart = asyncio.Event()
         self.machine_off_s = 0.0
-        """How far the machine's wall clock was ahead of the API server's at the start; 0 if close."""
+        """Seconds by which the machine's wall clock was ahead of the API server's at the start; 0 if close."""
 
     def now(self) -> float:
         """Return the seconds since the epoch. They never jump."""

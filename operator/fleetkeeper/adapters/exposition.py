@@ -1,7 +1,7 @@
 """Parser of the metrics that an engine exposes: the series of the contract, and nothing else.
 
 The text is untrusted. Known lines are selected while the bytes arrive, so memory use stays bounded
-whatever is sent, and the slow parser sees only those lines.
+for any input, and the slow parser sees only those lines.
 """
 
 from __future__ import annotations

@@ -49,14 +49,14 @@ class TaintEffect(StrEnum):
 
 
 class WhenUnsatisfiable(StrEnum):
-    """What happens to a pod that no node takes without breaking a topology spread constraint."""
+    """The treatment of a pod that no node accepts without breaking a topology spread constraint."""
 
     DO_NOT_SCHEDULE = "DoNotSchedule"
     SCHEDULE_ANYWAY = "ScheduleAnyway"
 
 
 class NodeInclusionPolicy(StrEnum):
-    """Whether a property of nodes decides which nodes count as topology domains."""
+    """The policy by which a property of nodes decides which nodes count as topology domains."""
 
     HONOR = "Honor"
     IGNORE = "Ignore"

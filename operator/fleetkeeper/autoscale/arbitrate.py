@@ -22,20 +22,19 @@ NO_HOLDINGS: Mapping[ServiceKey, Holding] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The recommendation of one service.
-
-    `breach`: its worst signal over its objective (1: at the objective). `tier`: the most urgent tier
-    with traffic. `supplied`: replicas that run or are starting.
-    """
+    """The recommendation of one service."""
 
     namespace: str
     name: str
     replicas: int
     supplied: int
+    """Replicas that run or are starting."""
     min_replicas: int = 1
     gpus_per_replica: int = 1
     tier: Tier = Tier.STANDARD
+    """The most urgent tier with traffic."""
     breach: float = 0.0
+    """The worst signal divided by its objective (1: at the objective)."""
 
     @property
     def key(self) -> ServiceKey:
@@ -45,10 +44,11 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The allocation of one service. `limited_by`: the budget that reduced it, else empty."""
+    """The allocation of one service."""
 
     replicas: int
     limited_by: str = ""
+    """The budget that reduced the replicas; empty without a reduction."""
 
 
 def want_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) -> Want:

@@ -102,7 +102,7 @@ MODEL_ERROR_RATIO: Final = 0.2
 MODEL_MOVE_RATIO: Final = 0.3
 """An update that moves a term by more than this freezes tuning."""
 MODEL_FREEZE_S: Final = 60.0
-"""How long tuning waits after such an update."""
+"""Time for which tuning waits after such an update."""
 MODEL_OFF_RATIO: Final = 0.5
 """The model is wrong if it is off by more than half of the measured mean."""
 MODEL_OFF_WINDOWS: Final = 5
@@ -160,7 +160,7 @@ KV_BACK_FACTOR: Final = 1.05
 FEED_FORWARD_RATIO: Final = 0.1
 """The target of sequences must move by more than a tenth before it is followed."""
 MODEL_CUT_FACTOR: Final = 0.5
-"""One move with the model leaves at least this share of the sequences."""
+"""A model-driven cut keeps at least this fraction of the sequence limit."""
 SHORT_STEP_RATIO: Final = 0.7
 """Steps are short, and a larger batch helps a queue, below this share of the objective."""
 CANARY_PODS: Final = 3
@@ -200,9 +200,9 @@ DIRECT_WHOLE_S: Final = 60.0
 """A scale-down needs direct reads of every pod for this long without a gap; without Prometheus for the
 stabilization window if that is longer."""
 CARRY_RATIO: Final = 0.85
-"""The replicas that stay must be able to run all sequences with this share of their capacity ..."""
+"""Maximum share of the remaining replicas' capacity that all sequences may use after a scale-down."""
 CARRY_KV_RATIO: Final = 0.8
-"""... and with this share of their KV cache."""
+"""Maximum KV-cache use of the remaining replicas after a scale-down."""
 SURGE_DELAYS: Final = 4.0
 """After requests waited too long, the replicas that this required are kept for so many scale-down delays:
 bursts return, and a replica takes minutes to start."""
@@ -245,7 +245,7 @@ STANDARD_OPEN_TICKS: Final = 3
 STANDARD_AFTER_BATCH_S: Final = 30.0
 """The batch breaker must have been open for this long first: that may be enough."""
 QUEUE_DRAIN_S: Final = 30.0
-"""While a tier is shed, its queue is to drain in this time: a request that waited for longer helps nobody."""
+"""While a tier is shed, its queue must drain in this time: a longer wait makes an answer useless."""
 SERVED_FACTOR: Final = 0.9
 """Admitted rate as a share of the served rate: the queue must shrink."""
 REJECT_MAX: Final = 0.95

@@ -24,17 +24,16 @@ SUBJECTS: Final = (*map(str, Subject), REMEDY)
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A decision that changed something. `why`: the message of the status or of the event.
-
-    `words`: the entry of `status.decisions` as `fleetkeeper explain` shows it.
-    """
+    """A decision that changed something."""
 
     subject: str
     before: str
     after: str
     reason: str
     why: str
+    """The message of the status or of the event."""
     words: str
+    """One line for `status.decisions`, as `fleetkeeper explain` prints it."""
 
 
 def decisions_made(

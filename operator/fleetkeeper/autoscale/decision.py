@@ -25,28 +25,31 @@ from fleetkeeper.common.values import ControlReport, Event, Remedy, ReplicaAlloc
 
 @dataclass(frozen=True, slots=True)
 class ControlDecision:
-    """The result of `decide_service`. `puts` are due now; `want` goes to `arbitrate`.
-
-    `limits`: the limits that the rules decide. `in_force`: those of all pods except a canary.
-    `replacement`: pods whose engine is hung. `restart`: replicas whose allocator is fragmented.
-    `fragmentation_ratio`: the highest ratio of a replica that may be judged. `asks_pods`: read the pods
-    directly, because replicas or admitted requests may be reduced. `deadline`: what a backlog requires.
-    """
+    """The result of `decide_service`."""
 
     state: TickState
     limits: Decision[Limits]
+    """The limits that the rules decide."""
     in_force: Limits
+    """The limits of all pods except a canary."""
     admission: Admission
     puts: tuple[LimitsRequest, ...]
+    """Limits requests that are due now."""
     replicas: Decision[int]
     want: Want
+    """The recommendation, for `arbitrate`."""
     remedy: Decision[Remedy | None]
     replacement: Decision[tuple[str, ...]]
+    """Pods whose engine is hung."""
     restart: Decision[tuple[str, ...]]
+    """Replicas whose allocator is fragmented."""
     fragmentation_ratio: float
+    """The highest ratio of the replicas that may be judged."""
     events: tuple[Event, ...]
     asks_pods: bool
+    """True if the pods must be read directly, because replicas or admitted requests may be reduced."""
     deadline: DeadlineNeed | None = None
+    """The replicas that a backlog requires."""
 
     @property
     def settings(self) -> ControlSettings:
@@ -97,14 +100,13 @@ class ControlDecision:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """The result of a tick after arbitration, which `build_report` returns.
-
-    `allocation`: None if the loop does not set replicas (unchanged, pinned, Advisory, paused).
-    `report`: for the planner. `events`: events, except for changes of replicas: the planner records
-    those once they are written. `metrics`: (name without prefix, labels, value) of the gauges to export.
-    """
+    """The result of a tick after arbitration, which `build_report` returns."""
 
     allocation: ReplicaAllocation | None
+    """None if the loop does not set replicas (unchanged, pinned, Advisory, paused)."""
     report: ControlReport
+    """The facts for the planner."""
     events: tuple[Event, ...]
+    """Events, except for changes of replicas: the planner records those once they are written."""
     metrics: tuple[tuple[str, tuple[tuple[str, str], ...], float], ...]
+    """(name without prefix, labels, value) of the gauges to export."""

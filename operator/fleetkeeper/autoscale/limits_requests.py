@@ -12,28 +12,27 @@ from fleetkeeper.autoscale.types import Admission, Limits, LimitsRequest, PodVie
 
 @dataclass(frozen=True, slots=True)
 class PodPut:
-    """The last limits request sent to one pod. `changed`: when its values last changed (not renewals)."""
+    """The last limits request sent to one pod."""
 
     limits: Limits
     admission: Admission
     generation: int
     sent: float
     changed: float
+    """Time at which its values last changed (not renewals)."""
     confirmed: bool = False
     failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsRequestsMemory:
-    """The last requests by pod name, and the newest generation of this service.
-
-    `has_failed`: at least half of the last tick's PUTs failed. One failed pod is not a failure of the
-    control loop.
-    """
+    """The last requests by pod name, and the newest generation of this service."""
 
     puts: Mapping[str, PodPut] = field(default_factory=lambda: MappingProxyType({}))
     generation: int = 0
     has_failed: bool = False
+    """True if at least half of the last tick's PUTs failed. One failed pod is not a failure of the
+    control loop."""
 
 
 def next_generation(generation: int, now: float) -> int:

@@ -50,11 +50,8 @@ class Shown:
 class ControlMemory:
     """The state of a service that the next tick needs.
 
-    `replaced_at`, `replaced_pod`: the last replacement of a hung engine. `allocation_late_since`: since when
-    the Deployment does not have the allocated replicas. `open_engines`: pods that demand no grant although
-    the service does. `were_open`: the status of the previous leader names such pods. `asked_at`: when
-    pods last had to be read directly. `backlog`: the last one known. `shown_*`, `peak_percent`,
-    `over_cap_pod`, `memory_own`, `changes`: what the status shows.
+    The fields `shown_*`, `peak_percent`, `over_cap_pod`, `memory_own` and `changes` are those that
+    the status shows.
     """
 
     signals: SignalsMemory = field(default_factory=SignalsMemory)
@@ -66,13 +63,20 @@ class ControlMemory:
     limits_requests: LimitsRequestsMemory = field(default_factory=LimitsRequestsMemory)
     remedy: Remedy | None = None
     replaced_at: float = 0.0
+    """Time of the last replacement of a hung engine."""
     replaced_pod: str = ""
+    """Pod of the last replacement."""
     fragmentation: FragmentationMemory = field(default_factory=FragmentationMemory)
     allocation_late_since: float | None = None
+    """Time since which the Deployment does not have the allocated replicas."""
     open_engines: Mapping[str, OpenRun] = field(default_factory=lambda: MappingProxyType({}))
+    """Pods that demand no grant although the service does."""
     were_open: bool = False
+    """True if the status of the previous leader names such pods."""
     asked_at: float | None = None
+    """Time at which pods last had to be read directly."""
     backlog: Backlog | None = None
+    """The last known backlog."""
     shown_scaling: Shown = field(default_factory=Shown)
     shown_batching: Shown = field(default_factory=Shown)
     peak_percent: int = 0

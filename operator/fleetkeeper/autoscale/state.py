@@ -14,13 +14,14 @@ from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 
 @dataclass(frozen=True, slots=True)
 class TickState:
-    """The inputs of the rules for limits and replicas. `backlog`: None if none is known."""
+    """The inputs of the rules for limits and replicas."""
 
     inputs: ControlInputs
     signals: Signals
     estimate: Estimate
     breakers: Breakers
     backlog: Backlog | None = None
+    """None without a known backlog."""
 
     @property
     def settings(self) -> ControlSettings:

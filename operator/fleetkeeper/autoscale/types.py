@@ -49,18 +49,14 @@ def decide(value: V, reason: str, detail: str) -> Decision[V]:
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """The spec's settings for the control loop, in seconds and ratios.
-
-    `scale_down_delay_s`: the stabilization window of a scale-down. `batch_share_ratio`: the batch tier's
-    share of the sequences. `batch_floor_ratio`: that share, and the admitted share, while batch is shed. `demands_grants`: the
-    engines accept requests of the gateway alone.
-    """
+    """The spec's settings for the control loop, in seconds and ratios."""
 
     min_replicas: int = 1
     max_replicas: int = 8
     activation: Activation = SCALED
     scaling_mode: ScalingMode = ScalingMode.AUTO
     scale_down_delay_s: float = 600.0
+    """The stabilization window of a scale-down."""
     queue_wait_objective_s: float = 0.5
     batch_time_objective_s: float = 0.05
     attainment_ratio: float = 0.95
@@ -70,13 +66,16 @@ class ControlSettings:
     min_tokens: int = 256
     max_tokens: int = 8192
     batch_share_ratio: float = 0.3
+    """The batch tier's share of the sequences."""
     batch_floor_ratio: float = 0.05
+    """The batch tier's share of the sequences, and its admitted share, while batch is shed."""
     breakers_act: bool = True
     fallback_replicas: int | None = None
     cap_percent: int = 80
     restart_fragmented: bool = False
     paused: bool = False
     demands_grants: bool = False
+    """True if the engines accept only requests of the gateway."""
     generation: int = 1
 
     @property
@@ -108,10 +107,7 @@ class ControlSettings:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """The fields of an engine pod that the control loop reads, from the watch cache.
-
-    `engine_since`: when the engine's container first started; None if it has been restarted since.
-    """
+    """The fields of an engine pod that the control loop reads, from the watch cache."""
 
     name: str
     uid: str
@@ -122,6 +118,7 @@ class PodView:
     ip: str = ""
     scheduled_since: float | None = None
     engine_since: float | None = None
+    """Time of the first start of the engine's container; None if it has been restarted since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +131,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The admission of an engine. `admit`: admitted share by tier (realtime, standard, batch), 0 to 1.
-
-    `batch_share`: the batch tier's share of the sequences.
-    """
+    """The admission of an engine."""
 
     admit: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Admitted share by tier (realtime, standard, batch), 0 to 1."""
     batch_share: float = 0.3
+    """The batch tier's share of the sequences."""
 
     def admit_by_tier(self) -> dict[str, float]:
         """Return the admitted share by tier name, as PUT /v1/limits expects it."""
@@ -166,45 +162,47 @@ class LimitsRequest:
 
 @dataclass(frozen=True, slots=True)
 class PutOutcome:
-    """The result of a PUT of the last tick. `newest_generation`: the one in a 409 response, else 0."""
+    """The result of a PUT of the last tick."""
 
     pod: str
     generation: int
     succeeded: bool
     newest_generation: int = 0
+    """The generation in a 409 response, else 0."""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlInputs:
-    """All inputs of one tick of one service, besides its memory and the time.
-
-    `replicas`: the live Deployment's number. `allocated_replicas`: the last allocation (None: not yet).
-    `failed_writes`: failed writes of replicas in the last tick. `started`: when this process became the
-    leader. `scale_up_blocked`: why more pods would not help (a bad revision), else empty.
-    `prometheus_lost`: Prometheus is configured but has no fresh samples of this service. `rolling_out`:
-    the Deployment's template is not yet the spec's, or not yet that of every pod. `gpus_per_replica`:
-    accelerators that a pod of the live template requests. `checks_directly`: samples come from
-    Prometheus, and pods can be read directly before replicas or admission are reduced.
-    `prometheus_disputed`: Prometheus has several series where a pod exports one. `backlog`: what the batch
-    process has for this service.
-    """
+    """All inputs of one tick of one service, except its memory and the time."""
 
     namespace: str
     name: str
     settings: ControlSettings
     replicas: int
+    """Replicas of the live Deployment."""
     started: float
+    """Time at which this process became the leader."""
     pods: tuple[PodView, ...] = ()
     samples: tuple[PodSample, ...] = ()
     allocated_replicas: int | None = None
+    """The last allocation (None: not yet)."""
     put_outcomes: tuple[PutOutcome, ...] = ()
     failed_writes: int = 0
+    """Failed writes of replicas in the last tick."""
     prometheus_lost: bool = False
+    """True if Prometheus is configured but has no fresh samples of this service."""
     checks_directly: bool = False
+    """True if samples come from Prometheus, and pods can be read directly before replicas or
+    admission are reduced."""
     prometheus_disputed: bool = False
+    """True if Prometheus has several series where a pod exports one."""
     scale_up_blocked: str = ""
+    """Reason why more pods would not help (a bad revision), else empty."""
     out_of_memory_pods: tuple[str, ...] = field(default=())
     rolling_out: bool = False
+    """True if the Deployment's template is not yet the spec's, or not yet that of every pod."""
     gpus_per_replica: int = 0
+    """Accelerators that a pod of the live template requests."""
     backlog: Backlog | None = None
+    """The batch process's backlog for this service."""

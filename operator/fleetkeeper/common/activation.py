@@ -1,4 +1,6 @@
-"""Whether a service runs replicas, and what sets their number. Every part of the operator asks here.
+"""The activation of a service: whether it runs replicas, and the field that sets their number.
+
+Every part of the operator reads it here.
 
 The first of these that applies sets the number: `spec.suspend` (0), `spec.replicas`, the number before
 `spec.suspend`. Otherwise the service is scaled: the control loop or another autoscaler sets it.
@@ -21,7 +23,7 @@ from fleetkeeper.api.types import InferenceServiceSpec, ScalingMode
 
 
 class State(StrEnum):
-    """What sets the number of replicas. The value is the text for messages."""
+    """The setting that determines the number of replicas. The value is the text for messages."""
 
     SCALED = "scaling"
     PINNED = "spec.replicas"
@@ -31,7 +33,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What sets the number of replicas, and the number, which is None while the service is scaled."""
+    """The setting that determines the number of replicas, and the number; None while the service is scaled."""
 
     state: State = State.SCALED
     replicas: int | None = None

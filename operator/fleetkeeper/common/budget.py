@@ -134,7 +134,7 @@ def with_reserved(held: Holding, gpus: int) -> Holding:
 
 ACCELERATORS_VARIABLE = "FLEETKEEPER_ACCELERATORS"
 """The variable of an engine with the number of accelerators that its claims hold. Only the operator
-can set it, and nobody can change it in a pod."""
+can set it, and it cannot be changed in a pod."""
 OTHER_DEVICES_VARIABLE = "FLEETKEEPER_OTHER_DEVICES"
 """The variable of an engine with the extended resources that are no accelerators, by name."""
 

@@ -49,11 +49,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ScalingReport:
-    """The replicas in force, why, and since when.
+    """The current replicas, their reason, and their start time.
 
-    `wanted`: in Advisory mode, the recommendation. In mode Auto at most one limit is reported. `budget`
-    allows only `desired` of the `recommended` replicas. `blocked`: why more replicas would not help.
-    `exceeded_max`: spec.scaling.maxReplicas, if the load is too high for it.
+    In mode Auto at most one limit is reported.
     """
 
     desired: int
@@ -61,10 +59,14 @@ class ScalingReport:
     message: str
     since: float
     wanted: int | None = None
+    """In Advisory mode, the recommendation."""
     budget: str = ""
+    """The budget that allows only `desired` of the `recommended` replicas."""
     recommended: int | None = None
     blocked: str = ""
+    """Reason why more replicas would not help."""
     exceeded_max: int | None = None
+    """spec.scaling.maxReplicas, if the load is too high for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +100,20 @@ class BreakerReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """The memory cap, and the highest peak measured (0: none yet), in percent.
-
-    `over_cap_pod`: the replica with a peak above the cap, "" for none. None: this process has not
-    measured it yet. `own`: False if the memory of a replica includes that of other pods.
-    """
+    """The memory cap, and the highest peak measured (0: none yet), in percent."""
 
     cap_percent: int
     peak_percent: int = 0
     over_cap_pod: str | None = None
+    """The replica with a peak above the cap; "" without such a replica; None while this process has
+    not measured yet."""
     own: bool = True
+    """False if the memory of a replica includes that of other pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """The remedy in force: start-up sequences and memory cap that replace the spec's, for one generation.
-
-    `since`: time of the last step; only pods created after it count for the next step.
-    """
+    """The current remedy: start-up sequences and a memory cap that replace the spec's for a generation."""
 
     reason: str
     max_sequences: int
@@ -123,6 +121,7 @@ class Remedy:
     attempts: int
     generation: int
     since: float
+    """Time of the last step. Only pods created after it count for the next step."""
 
 
 @dataclass(frozen=True, slots=True)

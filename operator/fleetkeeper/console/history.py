@@ -13,7 +13,7 @@ from fleetkeeper.fleet.view import ServiceKey
 
 HOURS: Final = (1, 6, 24)
 POINTS: Final = 240
-"""Of each series: a chart is a few hundred pixels wide."""
+"""Maximum points of each series: a chart is a few hundred pixels wide."""
 SCRAPE_S: Final = 60.0
 """The longest time between two scrapes of a target."""
 DECISIONS: Final = "decisions"
@@ -90,7 +90,7 @@ class Span:
 
 
 def query_text(key: ServiceKey, span: Span) -> str:
-    """Return one query for all series, which are told apart by the label `series`."""
+    """Return one query for all series, which the label `series` distinguishes."""
     namespace, name = (json.dumps(text, ensure_ascii=False) for text in key)
     parts = []
     for series, query in QUERIES.items():

@@ -92,7 +92,7 @@ class Samples:
             self._snapshot = Snapshot(views, specs, now, fleet.remark)
 
     def fail(self, problem: str, now: float) -> None:
-        """Keep the last state, with the reason why there is no newer one; figures get a gap."""
+        """Record a failed poll: keep the last sample, show the error, and leave a gap in the charts."""
         with self._lock:
             last = self._snapshot
             self._push(now, {})

@@ -1,4 +1,4 @@
-"""Who may read the page: the browser that opened the link first."""
+"""Access to the page, only for the browser that opened the link first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RANDOM_BYTES = 24
 
 
 class Session:
-    """The one session of a console: a path that nobody guesses, a token that opens it once, a cookie.
+    """The one session of a console: a path that cannot be guessed, a token that opens it once, a cookie.
 
     The prefix keeps the cookie from other programs on loopback, because cookies know paths but no
     ports. The token is in the link that the user opens, the cookie is not: a link in a history or

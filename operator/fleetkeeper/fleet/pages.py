@@ -1,7 +1,7 @@
 """Lists of objects, page by page. An object that cannot be decoded hides no other.
 
-Whoever may create an object can nest its managedFields deeper than Python decodes. A page with such an
-object is read again in smaller ones, until the object is alone and a stand-in takes its place.
+Any user who may create an object can nest its managedFields deeper than Python decodes. A page with such an
+object is read again in smaller pages, until the object is alone and a stand-in takes its place.
 """
 
 from __future__ import annotations

@@ -30,15 +30,13 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A child's name that is taken by an object which does not belong to this service.
-
-    `is_leftover`: the object carries this service's labels, so it belongs to a deleted service of
-    the same name and the garbage collector is about to remove it.
-    """
+    """A child's name that is taken by an object which does not belong to this service."""
 
     kind: Kind
     name: str
     is_leftover: bool = False
+    """True if the object carries this service's labels. Then it belongs to a deleted service of the
+    same name, and the garbage collector is about to remove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +246,7 @@ def _without_refused(
 
 
 def _wait(action: Apply | Delete, failure: WriteFailure | None, now: float) -> float:
-    """Return the seconds until the write is due, 0 if it is not the write that was refused."""
+    """Return the remaining back-off of this write in seconds; 0 if another write was refused."""
     if failure is None:
         return 0.0
     digest = action.digest if isinstance(action, Apply) else ""

@@ -32,7 +32,11 @@ def decide_router(
     is_kept = service.spec.rollout.engine_updates is not EngineUpdates.AUTOMATIC and _runs(live)
     written = _written_with(context, live.image) if is_kept and live.image else ()
     router = next(
-        (one for one in written if _hash_of(context, service, one) == live.template_hash),
+        (
+            candidate
+            for candidate in written
+            if _hash_of(context, service, candidate) == live.template_hash
+        ),
         Router(context.router),
     )
     account = snapshot.children.get((Kind.SERVICE_ACCOUNT, live.name))

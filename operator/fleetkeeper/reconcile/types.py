@@ -125,7 +125,7 @@ class Termination:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The state of one container of a pod. `running_since`: when it started, None if it does not run."""
+    """The state of one container of a pod."""
 
     name: str
     init: bool = False
@@ -134,6 +134,7 @@ class Container:
     waiting_reason: str = ""
     waiting_message: str = ""
     running_since: float | None = None
+    """Time of its start; None if it does not run."""
     terminated: Termination | None = None
     last_terminated: Termination | None = None
 

@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 _PUBLIC: Final = re.compile("[A-Za-z0-9_-]{43}")
 CHECK_PERIOD_S: Final = 5.0
-"""The kubelet updates a mounted Secret within a minute or two, so this adds little."""
+"""Interval of reading the mounted Secret; small beside the 1 to 2 minutes of the kubelet."""
 
 
 class GrantKeysFile:

@@ -53,7 +53,7 @@ class NamespaceReads:
 
     @property
     def are_isolated(self) -> bool:
-        """Whether a namespace that cannot be read leaves the others unaffected."""
+        """True if a namespace that cannot be read leaves the others unaffected."""
         return len(self._names) > 1
 
     def report_of(self, namespace: str | None, what: str) -> Report | None:

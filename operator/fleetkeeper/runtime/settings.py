@@ -228,7 +228,7 @@ class Settings(BaseSettings):
     )
     exposed_service_types: tuple[Literal["NodePort", "LoadBalancer"], ...] = Field(
         (),
-        description="Types in `spec.service.type` that services may use in addition to ClusterIP. They expose a service, which authenticates nobody, outside the cluster.",
+        description="Types in `spec.service.type` that services may use in addition to ClusterIP. They expose a service, which has no authentication, outside the cluster.",
     )
 
     @classmethod

@@ -32,8 +32,8 @@ class Kind(StrEnum):
 
 
 _NUMBERED: Final = {Kind.HPA_CONCURRENCY, Kind.HPA_WAITING, Kind.STATIC}
-LEAST_TOKENS: Final = 64
-MOST_STATIC: Final = 1000
+MIN_TOKENS: Final = 64
+MAX_STATIC: Final = 1000
 AGAINST: Final = (
     "hpa-concurrency:N, hpa-waiting:N, static:N or advisory, each with @TOKENS if wanted"
 )
@@ -41,12 +41,14 @@ AGAINST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """An autoscaler to compare. `number`: its target or replicas. `tokens`: tokens of a step (None: the spec's)."""
+    """An autoscaler to compare."""
 
     name: str
     kind: Kind
     number: float = 0.0
+    """Its target or its replicas."""
     tokens: int | None = None
+    """Tokens of a step (None: the spec's)."""
 
 
 FLEETKEEPER: Final = Alternative("fleetkeeper", Kind.FLEETKEEPER)
@@ -55,7 +57,7 @@ FLEETKEEPER: Final = Alternative("fleetkeeper", Kind.FLEETKEEPER)
 def parse_alternatives(text: str) -> tuple[Alternative, ...]:
     """Return the alternatives in a list such as `hpa-concurrency:40,static:4@512,advisory`."""
     found = tuple(_alternative(part.strip()) for part in text.split(",") if part.strip())
-    names = [one.name for one in found]
+    names = [alternative.name for alternative in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise BadArgument(f"{twice!r} is given twice")
@@ -76,11 +78,11 @@ def _alternative(text: str) -> Alternative:
     tokens = None
     if at:
         tokens = int(_positive(text, budget, whole=True))
-        if tokens < LEAST_TOKENS:
-            raise BadArgument(f"{text!r}: a step has at least {LEAST_TOKENS} tokens")
+        if tokens < MIN_TOKENS:
+            raise BadArgument(f"{text!r}: a step has at least {MIN_TOKENS} tokens")
     value = _positive(text, number, whole=kind is Kind.STATIC) if colon else 0.0
-    if kind is Kind.STATIC and value > MOST_STATIC:
-        raise BadArgument(f"{text!r}: at most {MOST_STATIC} replicas can be simulated")
+    if kind is Kind.STATIC and value > MAX_STATIC:
+        raise BadArgument(f"{text!r}: at most {MAX_STATIC} replicas can be simulated")
     return Alternative(text, kind, value, tokens)
 
 
@@ -100,11 +102,12 @@ _PATH: Final = re.compile(r"[a-z][A-Za-z0-9]*(\.[a-z][A-Za-z0-9]*)*")
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """A field of the spec (`scaling.maxReplicas`), and a value for it. `text`: as in the report."""
+    """A field of the spec (`scaling.maxReplicas`), and a value for it."""
 
     path: tuple[str, ...]
     value: Any
     text: str
+    """The field and the value as in the report."""
 
 
 def parse_what_ifs(texts: Iterable[str]) -> tuple[WhatIf, ...]:
@@ -149,11 +152,14 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What breaks. `crashes`: times at which an engine ends. `metrics`, `gpus`: spans without them."""
+    """The faults of a run."""
 
     crashes: tuple[float, ...] = ()
+    """Times at which an engine ends."""
     metrics: tuple[Span, ...] = ()
+    """Spans without metrics."""
     gpus: tuple[Span, ...] = ()
+    """Spans without free GPUs."""
 
     def has_metrics(self, now: float) -> bool:
         """Return whether Prometheus answers."""
@@ -195,12 +201,13 @@ def _second(text: str, number: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A backlog of so many tokens that arrives at `start_s`, to be done within `window_s`. `text`: as given."""
+    """A backlog of `tokens` that arrives at `start_s` and must be finished within `window_s`."""
 
     tokens: float
     window_s: float
     start_s: float
     text: str
+    """The argument as given."""
 
     @property
     def deadline_s(self) -> float:
@@ -209,7 +216,7 @@ class Batch:
 
 
 BATCH: Final = "TOKENS@WINDOW[,START], for example 5M@6h or 500k@90m,2h"
-MOST_BATCH_TOKENS: Final = 1e10
+MAX_BATCH_TOKENS: Final = 1e10
 _TOKENS: Final = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)")
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _FACTORS: Final = {
@@ -230,9 +237,9 @@ def _batch(text: str) -> Batch:
     if counted is None or lasts is None or (comma and begins is None):
         raise BadArgument(f"{text!r} must be {BATCH}")
     count, window_s = _scaled(counted), _scaled(lasts)
-    if not 1 <= count <= MOST_BATCH_TOKENS or window_s <= 0:
+    if not 1 <= count <= MAX_BATCH_TOKENS or window_s <= 0:
         raise BadArgument(
-            f"{text!r}: from 1 to {MOST_BATCH_TOKENS:.0e} tokens and a window above 0 can be simulated"
+            f"{text!r}: from 1 to {MAX_BATCH_TOKENS:.0e} tokens and a window above 0 can be simulated"
         )
     return Batch(count, window_s, _scaled(begins) if begins is not None else 0.0, text)
 

@@ -1,4 +1,4 @@
-"""What sets limits and replicas in a simulation: the shipped control loop, or an alternative to it.
+"""Autoscalers of a simulation, which set limits and replicas: the shipped control loop, or an alternative.
 
 The alternatives see exact, current values, and stock engines: no tiers, no admission, start-up limits.
 """
@@ -34,10 +34,11 @@ recommendation of 5 minutes; no change within 10% of the target."""
 
 
 class Autoscaler(Protocol):
-    """The part of a simulation that decides. `control_s`: CPU seconds spent in decisions."""
+    """The deciding part of a simulation."""
 
     interval_s: float
     control_s: float
+    """CPU seconds spent in decisions."""
 
     def tick(self, cluster: Cluster, now: float) -> None:
         """Observe the cluster and act on it."""
@@ -50,18 +51,19 @@ def always(_: float) -> bool:
 
 @dataclass
 class ControlLoop:
-    """The shipped control loop: `decide_service`, `arbitrate`, `build_report`, unchanged.
-
-    `prometheus`: it is configured. `metrics(t)`: it answers. `direct(t)`: pods can be read directly.
-    `puts(t)`: engines accept limits. `scrape_lag_s`: age of a scrape when a query first returns it.
-    """
+    """The shipped control loop: `decide_service`, `arbitrate`, `build_report`, unchanged."""
 
     settings: ControlSettings
     prometheus: bool = True
+    """True if Prometheus is configured."""
     metrics: Callable[[float], bool] = always
+    """Returns whether Prometheus answers at a time."""
     direct: Callable[[float], bool] = always
+    """Returns whether pods can be read directly at a time."""
     puts: Callable[[float], bool] = always
+    """Returns whether engines accept limits at a time."""
     scrape_lag_s: float = 0.5
+    """Age of a scrape when a query first returns it."""
     interval_s: float = TICK_S
     control_s: float = 0.0
     gpus: int = 1

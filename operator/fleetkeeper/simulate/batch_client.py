@@ -2,7 +2,7 @@
 
 Lines go to tier batch, the batch with the earliest deadline first. A refusal makes the client wait and
 send less, each second without one lets it send more. What the operator reads are the gauges of the batch
-process. Lines are computed after their deadline too, so that a report can tell how late they are; the
+process. Lines are computed after their deadline too, so that a report can state how late they are; the
 real process ends them with `batch_expired`, so they are in no gauge.
 """
 
@@ -31,7 +31,7 @@ CUT: Final = 0.7
 """Factor for a refusal."""
 RETRY_S: Final = 5.0
 """Retry-After of a refused line."""
-MOST_EACH: Final = 256.0
+MAX_EACH: Final = 256.0
 """Lines that may run for each ready replica."""
 MOST: Final = 896.0
 """Lines that may run at all: one key may have 7/8 of the places of a batch process, which has 1,024 by default."""
@@ -49,15 +49,15 @@ class BatchLine(Request):
 
 @dataclass(slots=True)
 class BatchWork:
-    """The progress of a batch. `waiting`: lines that do not run. `left`: tokens without a result.
-
-    `finished`: when the last line ended; None while lines are left.
-    """
+    """The progress of a batch."""
 
     batch: Batch
     waiting: deque[tuple[int, int]]
+    """Lines that do not run."""
     left: int
+    """Tokens without a result."""
     finished: float | None = None
+    """Time at which the last line ended; None while lines are left."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class BatchClient:
 
     def _send(self, cluster: Cluster, now: float) -> None:
         ready = sum([pod.engine is not None for pod in cluster.pods.values()])
-        self._may_run = min(self._may_run * GROWTH, MOST_EACH * max(1, ready), MOST)
+        self._may_run = min(self._may_run * GROWTH, MAX_EACH * max(1, ready), MOST)
         for work in self._open:
             while work.waiting and self.in_flight < int(self._may_run):
                 line = BatchLine(now, self.tier, work.waiting[0], work)

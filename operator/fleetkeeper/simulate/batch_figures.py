@@ -1,4 +1,4 @@
-"""What a comparison shows of batches: when each ended, and what it cost."""
+"""The figures of batches in a comparison: the end and the cost of each."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from fleetkeeper.simulate.outcome import Outcome
 
 
 class BatchEnd(NamedTuple):
-    """The end of a batch in one run. `finished_s`: NaN if lines were left at the end of the run.
-
-    `late_s`: from the deadline to the last result, negative in time; of a batch that was not finished to
-    the end of the run, NaN if that was before the deadline. `left`: tokens without a result.
-    """
+    """The end of a batch in one run."""
 
     finished_s: float
+    """Time of the end; NaN if lines were left at the end of the run."""
     late_s: float
+    """Seconds past the deadline (negative: early). Unfinished batches count to the end of the run;
+    NaN if it ended before the deadline."""
     left: float
+    """Tokens without a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """One run with batches. `added`: replicas added for their deadlines (NaN: not decided by Fleetkeeper).
-
-    `gpu_hours_without`: of a run with the same seed and no batches.
-    """
+    """One run with batches."""
 
     ends: tuple[BatchEnd, ...]
     added: float
+    """Replicas added for the deadlines (NaN: Fleetkeeper did not decide)."""
     gpu_hours: float
     gpu_hours_without: float
+    """GPU hours of a run with the same seed and no batches."""
 
 
 def batch_run(outcome: Outcome, without: Outcome, added: float) -> BatchRun:

@@ -42,16 +42,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A load, a cluster and faults. Functions take seconds since the start.
-
-    `autoscaler` returns a new one for each run. `pods_come`: new pods get a GPU. `slowness`: factor on the
-    time of a step. `tail_s`: how long requests that arrived by the end may take; no longer billed.
-    `batches`: work for tier batch beside the load, with lines of `line`; `batch_tier`: 1 for stock engines.
-    """
+    """A load, a cluster and faults. Functions take seconds since the start."""
 
     seconds: float
     load: Load
     autoscaler: Callable[[], Autoscaler]
+    """Returns a new autoscaler for each run."""
     engine: EngineSpec = H100_8B
     replicas: int = 1
     gpus: int = 1
@@ -60,13 +56,19 @@ class Scenario:
     removes_emptiest: bool = True
     routers: int = 2
     pods_come: Callable[[float], bool] = lambda _: True
+    """Returns whether new pods get a GPU."""
     slowness: Callable[[float], float] = lambda _: 1.0
+    """Returns the factor on the time of a step."""
     crashes: tuple[Fault, ...] = ()
     seed: int = 1
     tail_s: float = 600.0
+    """Time for requests that arrived by the end. It is not billed."""
     batches: tuple[Batch, ...] = ()
+    """Work for tier batch in addition to the load."""
     line: Mix = field(default_factory=Mix)
+    """Tokens of a line of `batches`."""
     batch_tier: int = 2
+    """Index of the tier of `batches`; 1 for stock engines."""
 
 
 def run(
@@ -127,7 +129,7 @@ def _play(scenario: Scenario, clock: _Clock, random: Random) -> None:
 
 @dataclass
 class _Clock:
-    """What happens at fixed times: pods and batches move every second, the autoscaler ticks, engines crash."""
+    """The events at fixed times: pods and batches move every second, the autoscaler ticks, engines crash."""
 
     scenario: Scenario
     cluster: Cluster

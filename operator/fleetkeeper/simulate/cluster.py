@@ -49,44 +49,46 @@ class ColdStart:
 
 @dataclass(slots=True)
 class SimulatedPod:
-    """A pod. `ready_at`: when it becomes ready (infinite while no GPU is free). `engine`: once ready.
-
-    `under_way`: the requests inside its engine by the router pod that sent them. `phase_s`: its scrapes'
-    offset. `scraped`: its last scrapes. `scrape_at`: the time of the next one.
-    """
+    """A pod."""
 
     name: str
     created: float
     ready_at: float
+    """Time at which it becomes ready (infinite while no GPU is free)."""
     phase_s: float
+    """Offset of its scrapes."""
     engine: Engine | None = None
+    """Its engine once it is ready."""
     ready_since: float | None = None
     removed_at: float | None = None
     under_way: list[int] = field(default_factory=list)
+    """Requests inside its engine, by the router pod that sent them."""
     scraped: deque[PodSample] = field(default_factory=lambda: deque(maxlen=SCRAPES_KEPT))
+    """Its last scrapes."""
     scrape_at: float = math.inf
+    """Time of its next scrape."""
 
 
 @dataclass
 class Cluster:
-    """The pods of one service. All times are seconds; calls come in the order of time.
-
-    `pods_come`: whether a pod that is due becomes ready now (GPUs are free). `routers`: router pods.
-    `discovery_s`: time until routers know that a pod is ready, or that it drains. `drain_s`: longest drain.
-    `gpus`: accelerators of a pod. `scrapes`: Prometheus scrapes the pods. `backlog`: what the batch process
-    exports. `arrived`: requests by tier, however often they were sent.
-    """
+    """The pods of one service. All times are seconds; calls come in the order of time."""
 
     spec: EngineSpec
     random: Random
     cold_start: ColdStart = ColdStart()
     gpus: int = 1
+    """Accelerators of a pod."""
     routers: int = 2
+    """Number of router pods."""
     discovery_s: float = 1.0
+    """Time until routers know that a pod is ready, or that it drains."""
     drain_s: float = 300.0
+    """Maximum drain."""
     removes_emptiest: bool = True
     scrapes: bool = False
+    """True if Prometheus scrapes the pods."""
     pods_come: Callable[[float], bool] = lambda _: True
+    """Returns whether a pod that is due becomes ready now (GPUs are free)."""
     slowness: Callable[[float], float] = lambda _: 1.0
     on_end: Callable[[Iterable[Request]], None] = lambda _: None
     on_lost: Callable[[Iterable[Request]], None] = lambda _: None
@@ -96,7 +98,9 @@ class Cluster:
     wanted: int = 0
     pod_s: float = 0.0
     backlog: Backlog | None = None
+    """The backlog that the batch process exports."""
     arrived: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Requests by tier, each counted once."""
     _number: int = 0
 
     # -- pods ---------------------------------------------------------------------------------------
@@ -262,7 +266,7 @@ class Cluster:
             tier = request.tier
             if engine is None or draw >= engine.admit[tier] or not engine.is_full(tier):
                 return False
-            untried = [one for one in untried if one is not pod]
+            untried = [other for other in untried if other is not pod]
         return False
 
     def _known(self, now: float) -> list[SimulatedPod]:

@@ -29,11 +29,12 @@ from fleetkeeper_contract.tiers import TIER_LABELS
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An autoscaler with a service. `what_if`: the field that differs from the file, if any."""
+    """An autoscaler with a service."""
 
     model: ServiceModel
     alternative: Alternative = FLEETKEEPER
     what_if: str = ""
+    """The field that differs from the file, if any."""
 
     @property
     def name(self) -> str:
@@ -43,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all cases have in common. Seeds are 1, 2, ... `line`: the tokens of a line of `batches`."""
+    """The common parameters of all cases. Seeds are 1, 2, ..."""
 
     load: Load
     seconds: float
@@ -52,6 +53,7 @@ class Setting:
     faults: Faults = field(default_factory=Faults)
     batches: tuple[Batch, ...] = ()
     line: Mix = field(default_factory=Mix)
+    """Tokens of a line of `batches`."""
 
 
 class Spread(NamedTuple):
@@ -64,16 +66,14 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of a case by name; those of its tiers; and the time line of seed 1.
-
-    `batch`: those of its batches; None without any.
-    """
+    """The figures of a case by name, the figures of its tiers, and the time line of seed 1."""
 
     case: Case
     figures: Mapping[str, Spread]
     tiers: Mapping[str, Mapping[str, Spread]]
     moments: tuple[Moment, ...]
     batch: BatchFigures | None = None
+    """The figures of its batches; None without batches."""
 
     @property
     def name(self) -> str:

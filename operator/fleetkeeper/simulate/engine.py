@@ -21,12 +21,7 @@ RESERVE_KEPT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What the engines of a service have in common.
-
-    `queue_limits`: most waiting requests by tier (None: unbounded, as in stock vLLM). `step_noise`: spread
-    of single steps around the model (sigma of a lognormal distribution), for attainment.
-    `prefix_hit_ratio`: share of a prompt that the prefix cache holds.
-    """
+    """The common parameters of the engines of a service."""
 
     costs: StepCosts
     kv_capacity_tokens: float = 400_000.0
@@ -35,10 +30,13 @@ class EngineSpec:
     queue_wait_objective_s: float = 0.5
     batch_time_objective_s: float = 0.05
     step_noise: float = 0.08
+    """Spread of single steps around the model (sigma of a lognormal distribution), for attainment."""
     queue_limits: tuple[int, int, int] | None = (64, 256, 1024)
+    """Maximum waiting requests by tier (None: unbounded, as in stock vLLM)."""
     batch_share_ratio: float = 0.3
     batch_ageing_s: float = 60.0
     prefix_hit_ratio: float = 0.0
+    """Share of a prompt that the prefix cache holds."""
 
     @property
     def blocks(self) -> int:
@@ -56,17 +54,16 @@ H100_70B: Final = EngineSpec(
 
 @dataclass(slots=True)
 class Engine:
-    """One engine. `arrive` queues a request, `advance` runs steps, `sample` returns a scrape.
+    """An engine. `arrive` queues a request, `advance` runs steps, `sample` returns a scrape.
 
-    `time`: the end of the last step. `limit_*`, `admit`, `batch_share`: the limits in force. `slowness`:
-    factor on the time of every step, as on an overcommitted node. `ended`: requests that ended since
-    they were last taken.
+    The fields `limit_*`, `admit` and `batch_share` are the current limits.
     """
 
     spec: EngineSpec
     name: str
     started: float
     time: float = 0.0
+    """End of the last step."""
     limit_sequences: int = 0
     limit_tokens: int = 0
     generation: float = 0.0
@@ -78,8 +75,10 @@ class Engine:
     waiting: int = 0
     counts: Counts = field(init=False)
     slowness: float = 1.0
+    """Factor on the time of every step, as on an overcommitted node."""
     hangs: bool = False
     ended: list[Request] = field(default_factory=list)
+    """Requests that ended since they were last taken."""
     _sequences: RunningSequences[Request] = field(init=False)
     _running_by_tier: list[int] = field(default_factory=lambda: [0, 0, 0])
     _realtime_seen: float = -math.inf

@@ -1,4 +1,4 @@
-"""What users and the bill saw in a simulation."""
+"""The outcome of a simulation for users and for the bill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetkeeper_contract.tiers import TIER_LABELS
 
 
 class Targets(NamedTuple):
-    """What a user calls good: the first token, and the mean time per token after it, in seconds."""
+    """Targets of a good request: the first token, and the mean time per token after it, in seconds."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.05
@@ -26,12 +26,13 @@ class Targets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A row of the time line. `arrived`: requests so far. Unknown values are NaN."""
+    """A row of the time line. Unknown values are NaN."""
 
     time: float
     replicas: int
     ready: int
     arrived: int
+    """Requests so far."""
     waiting: int
     queue_wait_s: float
     batch_time_s: float
@@ -42,13 +43,16 @@ class Tick:
 
 @dataclass
 class TierOutcome:
-    """The requests of one tier. `good`: within both targets."""
+    """The requests of one tier."""
 
     arrived: int = 0
     refused: int = 0
+    """Requests that got 429, or that found no ready pod."""
     lost: int = 0
+    """Requests inside an engine that ended."""
     finished: int = 0
     good: int = 0
+    """Requests within both targets."""
     ttft_s: array[float] = field(default_factory=lambda: array("f"))
     tpot_s: array[float] = field(default_factory=lambda: array("f"))
 
@@ -60,13 +64,7 @@ class TierOutcome:
 
 @dataclass
 class Outcome:
-    """The result of a scenario.
-
-    `refused`: 429, or no pod ready. `lost`: inside an engine that ended. `unfinished`: neither by the end.
-    `replica_hours`: from a replica's creation to its removal; `gpu_hours` times the GPUs of a replica.
-    `engine_s`, `control_s`: CPU seconds of the engine model and of the control code. `works`: batches, whose
-    lines are no requests here; with any, queue waits of tier batch do not count as attained or missed.
-    """
+    """The result of a scenario."""
 
     targets: Targets = field(default_factory=Targets)
     tiers: tuple[TierOutcome, TierOutcome, TierOutcome] = field(
@@ -75,16 +73,23 @@ class Outcome:
     ticks: list[Tick] = field(default_factory=list)
     arrivals: int = 0
     unfinished: int = 0
+    """Requests that were not finished by the end."""
     generated: int = 0
     seconds: float = 0.0
     replica_hours: float = 0.0
+    """Sum over replicas of the time from creation to removal."""
     gpu_hours: float = 0.0
+    """`replica_hours` times the GPUs of a replica."""
     wait_attainment: float = 1.0
     batch_attainment: float = 1.0
     preemptions: float = 0.0
     engine_s: float = 0.0
+    """CPU seconds of the engine model."""
     control_s: float = 0.0
+    """CPU seconds of the control code."""
     works: Sequence[BatchWork] = ()
+    """Batches, whose lines do not count as requests here. With batches, queue waits of tier batch
+    count neither as attained nor as missed."""
 
     # -- what the cluster reports -------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from fleetkeeper_contract.tiers import TIER_LABELS
 
 MOMENTS: Final = 360
 """The most rows of a time line."""
-SHORTEST_S: Final = 15.0
+MIN_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +45,25 @@ class Moment:
 
 def moment_s(seconds: float) -> float:
     """Return the time between two rows: a multiple of 15 s that gives at most 360 rows."""
-    return SHORTEST_S * max(1, math.ceil(seconds / SHORTEST_S / MOMENTS))
+    return MIN_S * max(1, math.ceil(seconds / MIN_S / MOMENTS))
 
 
 @dataclass
 class Recorder:
-    """An autoscaler that records. `has_metrics(t)`: without metrics, an HPA changes nothing.
-
-    `drain_s`: the longest drain of a replica. `tiers`: those whose requests and waits a row has.
-    `added`: replicas that were added for the deadline of a backlog.
-    """
+    """An autoscaler that records the decisions of another."""
 
     inner: Autoscaler
     every_s: float
     drain_s: float
+    """Maximum drain of a replica."""
     has_metrics: Callable[[float], bool]
+    """Returns whether there are metrics at a time. Without metrics, an HPA changes nothing."""
     interval_s: float = TICK_S
     control_s: float = 0.0
     tiers: Sequence[str] = TIER_LABELS
+    """Tiers whose requests and waits a row contains."""
     added: int = 0
+    """Replicas that were added for the deadline of a backlog."""
     moments: list[Moment] = field(default_factory=list)
     _inner_at: float = -math.inf
     _row_at: float = -math.inf

@@ -40,18 +40,18 @@ SIMULATED_START_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
-    """What a simulation needs of a service.
-
-    `gpus`: accelerators of a replica. `routers`: router pods. `notes`: for the user.
-    """
+    """The parameters of a service that a simulation needs."""
 
     settings: ControlSettings
     engine: EngineSpec
     cold_start: ColdStart
     gpus: int
+    """Accelerators of a replica."""
     routers: int
+    """Number of router pods."""
     drain_s: float
     notes: tuple[str, ...] = ()
+    """Notes for the user."""
 
 
 def engine_spec(hardware: Hardware, spec: InferenceServiceSpec) -> EngineSpec:

@@ -48,7 +48,7 @@ class Content:
 
 @dataclass(slots=True)
 class Progress:
-    """What a copy has done so far; `changed` is called after each blob and each MiB."""
+    """The progress of a copy; `changed` is called after each blob and each MiB."""
 
     changed: Callable[[], None] = lambda: None
     copied_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What a service asks for and its engine profile does not support."""
+"""Errors for features that a service requests and its engine profile does not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines with a simulated profile run instead of vLLM.
+"""The simulation that engines with a simulated profile run instead of vLLM.
 
 The engine checks the same bounds: `fleetkeeper_engine.simulation`, compared by a test.
 """

@@ -123,7 +123,11 @@ COMBINATIONS = (
 def combination_errors(spec: t.InferenceServiceSpec, options: Options) -> list[FieldError]:
     """Return the combinations that an engine with these options refuses."""
     return [
-        FieldError("spec.engine.options", one.message, tuple(f"spec.{p}" for p in one.rule().reads))
-        for one in COMBINATIONS
-        if not one.holds(spec, options)
+        FieldError(
+            "spec.engine.options",
+            combination.message,
+            tuple(f"spec.{p}" for p in combination.rule().reads),
+        )
+        for combination in COMBINATIONS
+        if not combination.holds(spec, options)
     ]

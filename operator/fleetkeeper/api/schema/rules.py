@@ -283,7 +283,7 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "must be at least model.cache.ephemeralSize, because the kubelet evicts a pod whose cache outgrows it; raise it or lower ephemeralSize",
         ),
         *OBJECT_STORAGE_RULES[t.InferenceServiceSpec],
-        *(one.rule() for one in COMBINATIONS),
+        *(combination.rule() for combination in COMBINATIONS),
         Rule[t.InferenceServiceSpec](
             "routing.policy",
             "self.routing.policy != 'PrefixAware' || self.engine.prefixCaching",

@@ -10,10 +10,11 @@ from fleetkeeper.autoscale.constants import DEMAND_TICKS, RATE_S, SIGMAS
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The planned arrivals per second. `seen`: number of ticks used."""
+    """The planned arrivals per second."""
 
     per_s: float = 0.0
     seen: int = 0
+    """Number of ticks used."""
 
 
 def smoothed(demand: Demand, arrivals_per_s: float) -> Demand:

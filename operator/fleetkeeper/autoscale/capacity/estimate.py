@@ -14,11 +14,7 @@ from fleetkeeper.autoscale.types import ControlInputs, Grade, Limits
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimate after one tick.
-
-    `capacity`: sequences that a replica can run: C* if the model knows it, else the limit in force; 0 if
-    neither is known.
-    """
+    """The estimate after one tick."""
 
     model: StepModel = field(default_factory=StepModel)
     targets: Targets | None = None
@@ -26,6 +22,8 @@ class Estimate:
     demand: Demand = field(default_factory=Demand)
     supply: Supply = field(default_factory=Supply)
     capacity: float = 0.0
+    """Sequences that a replica can run: C* if the model has it, else the current limit; 0 if
+    neither is known."""
 
 
 def updated_estimate(

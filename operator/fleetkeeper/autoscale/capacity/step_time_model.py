@@ -35,10 +35,7 @@ UNKNOWN_PREFILL = unknown_fit(2)
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Coefficients in seconds: `t0_s`, `w_s`, `g_s` per token, `b_s` per sequence, `c_s` per KV token.
-
-    `p_s`: what a step with prefill takes beyond its tokens, such as the work for a request that starts.
-    """
+    """Coefficients in seconds: `t0_s`, `w_s`, `g_s` per token, `b_s` per sequence, `c_s` per KV token."""
 
     t0_s: float
     w_s: float
@@ -46,6 +43,7 @@ class StepTime:
     b_s: float
     c_s: float
     p_s: float = 0.0
+    """Time of a step with prefill beyond its tokens, such as the work to start a request."""
 
     def batch_time_s(self, prefill_tokens: float, sequences: float, kv_tokens: float) -> float:
         """Return the modeled time of one step.
@@ -64,20 +62,21 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """The two fits of the model and their recent accuracy.
-
-    `decode` fits (t0 + w, b, c), `prefill` fits (t0, g). `off_windows`: windows in a row in which a proven
-    model was off by more than half. `frozen_until`: tuning waits until then after a jump. `right_windows`:
-    windows in a row in which it was right, at most those that prove it; a proven model stays proven.
-    `missed`: whether it was wrong in the last window.
-    """
+    """The two fits of the model and their recent accuracy."""
 
     decode: Fit = UNKNOWN_DECODE
+    """Fit of (t0 + w, b, c)."""
     prefill: Fit = UNKNOWN_PREFILL
+    """Fit of (t0, g)."""
     off_windows: int = 0
+    """Consecutive windows in which a proven model was off by more than half."""
     frozen_until: float = 0.0
+    """Time until which tuning waits after a jump."""
     right_windows: int = 0
+    """Consecutive windows in which the model was right, up to the number that proves it. A proven
+    model stays proven."""
     missed: bool = False
+    """True if the model was wrong in the last window."""
 
     @property
     def is_proven(self) -> bool:

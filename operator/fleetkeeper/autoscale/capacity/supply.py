@@ -16,22 +16,21 @@ from fleetkeeper.autoscale.types import PodView
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """The measured time from a pod's creation to ready, seconds.
-
-    `measured_to`: the latest time at which a measured pod became ready.
-    """
+    """The measured time from a pod's creation to ready, in seconds."""
 
     seconds: float = COLD_START_S
     measured_to: float = 0.0
+    """The latest time at which a measured pod became ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Pods by state. `overdue`: pending for more than two cold starts; these do not count as supply."""
+    """Pods by state."""
 
     ready: int = 0
     pending: int = 0
     overdue: int = 0
+    """Pods that have been pending for more than two cold starts. They do not count as supply."""
 
 
 def measured_cold_start(cold_start: ColdStart, pods: Sequence[PodView]) -> ColdStart:

@@ -84,15 +84,13 @@ def mean_step_s(model: StepTime, n: float, shape: Shape) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """T* (None: no prefill model), C* and M* in sequences, and the model behind them.
-
-    `prompt_capacity`: sequences in balance up to which prompts are computed without a long wait.
-    """
+    """T* (None: no prefill model), C* and M* in sequences, and the model that they follow from."""
 
     tokens: int | None
     capacity: float
     sequences: int
     prompt_capacity: float
+    """Sequences in balance up to which prompts are computed without a long wait."""
     time: StepTime
     shape: Shape
 

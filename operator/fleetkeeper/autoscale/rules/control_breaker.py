@@ -33,14 +33,13 @@ from fleetkeeper.autoscale.types import Limits
 
 @dataclass(frozen=True, slots=True)
 class Worse:
-    """The effect of a raise. `by`: how much SLO attainment fell (ratio).
-
-    `kept`: the limits before the raise, if they attained the batch time objective, the raise was used,
-    and it did not shorten the queue wait.
-    """
+    """The effect of a raise."""
 
     by: float
+    """Decrease of SLO attainment (ratio)."""
     kept: Limits | None = None
+    """The limits before the raise, if they attained the batch time objective, the raise was used,
+    and it did not shorten the queue wait."""
 
     @property
     def is_much(self) -> bool:
@@ -50,49 +49,51 @@ class Worse:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The observations of one tick from which the control breaker decides.
-
-    `signals_expected`: there are warmed-up pods that should report, and this process has led for as long
-    as rates need. `failed_acts`: failed writes or PUTs of the last tick. `limits_late_s`,
-    `replicas_late_s`: how long limits or replicas have not been in effect. `reversals`: times at which
-    limits changed direction. `worse`: the effect of the last raise (None: not judged).
-    `model_off_windows`: windows in a row in which a proven model was wrong. `attained`: whether both
-    objectives are attained under `limits`.
-    """
+    """The observations of one tick from which the control breaker decides."""
 
     signals_known: bool = True
     signals_expected: bool = True
+    """True if warmed-up pods should report, and this process has led for as long as rates need."""
     failed_acts: int = 0
+    """Failed writes or PUTs of the last tick."""
     limits_late_s: float = 0.0
+    """Time for which the limits have not been in effect."""
     replicas_late_s: float = 0.0
+    """Time for which the replicas have not been in effect."""
     reversals: tuple[float, ...] = ()
+    """Times at which limits changed direction."""
     worse: Worse | None = None
+    """The effect of the last raise (None: not judged)."""
     model_off_windows: int = 0
+    """Consecutive windows in which a proven model was wrong."""
     attained: bool = False
+    """True if both objectives are attained under `limits`."""
     limits: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ControlBreaker:
-    """The state of the control breaker.
-
-    `wait_s`: how long it stays open. `lost`: ticks without signals. `failures`: times of failed writes
-    or PUTs. `good`: good ticks while half-open. `ignore_before`: causes before this time were handled.
-    `last_good`: limits under which the objectives were attained for ten minutes, or before a raise that
-    did harm. `attained_since`: since when `attained_limits` attain the objectives.
-    """
+    """The state of the control breaker."""
 
     state: BreakerState = BreakerState.CLOSED
     since: float = 0.0
     reason: str = ""
     detail: str = ""
     wait_s: float = CONTROL_OPEN_S[0]
+    """Time for which it stays open."""
     lost: int = 0
+    """Ticks without signals."""
     failures: tuple[float, ...] = ()
+    """Times of failed writes or PUTs."""
     good: int = 0
+    """Good ticks while half-open."""
     ignore_before: float = 0.0
+    """Time before which causes are ignored, because they were handled."""
     last_good: Limits | None = None
+    """Limits under which the objectives were attained for ten minutes, or the limits before a
+    harmful raise."""
     attained_since: float | None = None
+    """Time since which `attained_limits` attain the objectives."""
     attained_limits: Limits | None = None
 
     @property

@@ -33,18 +33,17 @@ BATCH_DEADLINE = "BatchDeadline"
 
 @dataclass(frozen=True, slots=True)
 class DeadlineNeed:
-    """What a backlog requires.
-
-    `up`: replicas that meet its deadlines. `down`: replicas from which one may be removed only for other
-    reasons. `least`: `up` without a margin. `given_per_s`: the tokens/s that the ready replicas can give
-    to tier batch.
-    """
+    """The replicas that a backlog requires."""
 
     backlog: Backlog
     up: int
+    """Replicas that meet its deadlines."""
     down: int
+    """Replicas below which the backlog allows no scale-down."""
     least: int
+    """`up` without a margin."""
     given_per_s: float
+    """Tokens/s that the ready replicas can give to tier batch."""
 
     def misses(self, max_replicas: int) -> bool:
         """Return whether even so many replicas miss a deadline."""

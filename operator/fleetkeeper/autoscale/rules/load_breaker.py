@@ -48,18 +48,18 @@ from fleetkeeper_contract.tiers import TIER_LABELS
 
 @dataclass(frozen=True, slots=True)
 class TierBreaker:
-    """The breaker of one tier.
-
-    `over`: ticks in a row above its threshold. `clean`: clean ticks while half-open. `admit`: admitted
-    share of arrivals. `wait_s`: how long it stays open before it is half-open.
-    """
+    """The breaker of one tier."""
 
     state: BreakerState = BreakerState.CLOSED
     since: float = 0.0
     over: int = 0
+    """Consecutive ticks above its threshold."""
     clean: int = 0
+    """Clean ticks while half-open."""
     admit: float = 1.0
+    """Admitted share of arrivals."""
     wait_s: float = LOAD_OPEN_S[0]
+    """Time for which it stays open before it is half-open."""
     reason: str = ""
 
     @property
@@ -88,7 +88,7 @@ class LoadBreaker:
 
 @dataclass(frozen=True, slots=True)
 class _TierView:
-    """Inputs of one tier's state machine in a tick. `may_close`: whether it may admit less than now."""
+    """Inputs of one tier's state machine in a tick."""
 
     over: bool
     ticks: int
@@ -96,6 +96,7 @@ class _TierView:
     open_admit: float
     why: str
     may_close: bool = True
+    """True if it may admit less than now."""
 
 
 def pressure(signals: Signals, settings: ControlSettings, capacity: float) -> float:

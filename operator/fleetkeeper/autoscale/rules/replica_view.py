@@ -29,36 +29,38 @@ from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """Inputs of the replica rules. While a backlog is known, tier batch is in none of them but `deadline`.
-
-    `needed_up` counts pods that do not report as idle, `needed_down` counts them as full; None: not known.
-    `capacity`: sequences that a replica can run within the objectives. `batch_at_limit`: batch limits
-    cannot be raised. `wait_lasts`: the queue wait objective is missed, and not only by a short queue.
-    `sheds_batch`: batch requests are refused, which hides how long the queue would be.
-    `demand`: batch limits are at their floor and batch time is still too long.
-    `raise_first`: batch limits were just raised, which may be enough. `floor`: the number below which the
-    control breaker allows no scale-down. `hung`: hung pods that the supply counts. `deadline`: what the
-    backlog requires (None: nothing is known). `adds_for_deadline`: whether replicas may be added for it.
-    """
+    """Inputs of the replica rules. While a backlog is known, only `deadline` includes tier batch."""
 
     inputs: ControlInputs
     signals: Signals
     supply: Supply
     needed_up: int | None = None
+    """Required replicas if pods that do not report are idle; None: unknown."""
     needed_down: int | None = None
+    """Required replicas if pods that do not report are full; None: unknown."""
     capacity: float = 0.0
+    """Sequences that a replica can run within the objectives."""
     model_trusted: bool = False
     wait_broken: bool = False
     wait_lasts: bool = False
+    """True if the queue wait objective is missed, and not only by a short queue."""
     sheds_batch: bool = False
+    """True if batch requests are refused, which hides the length of the queue."""
     batch_at_limit: bool = False
+    """True if batch limits cannot be raised."""
     demand: bool = False
+    """True if batch limits are at their floor and batch time is still too long."""
     raise_first: bool = False
+    """True if batch limits were just raised, which may be enough."""
     breakers_closed: bool = True
     floor: int = 0
+    """Number of replicas below which the control breaker allows no scale-down."""
     hung: int = 0
+    """Hung pods that the supply counts."""
     deadline: DeadlineNeed | None = None
+    """The replicas that the backlog requires (None: nothing is known)."""
     adds_for_deadline: bool = True
+    """True if replicas may be added for the backlog."""
 
     @property
     def settings(self) -> ControlSettings:
@@ -141,7 +143,7 @@ def _at_floor_and_slow(state: TickState, memory: BatchMemory) -> bool:
     if limits is None or not signals.known:
         return False
     if state.backlog is not None and state.planned.idle:
-        return False  # Nobody waits for the tokens of a backlog that is alone.
+        return False  # No client waits for the tokens of a backlog without other load.
     at_floor = limits.sequences <= settings.min_sequences and limits.tokens <= settings.min_tokens
     return at_floor and is_slow(judged_since(signals.windows, memory.changed), settings)
 

@@ -39,22 +39,22 @@ class Surge:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasMemory:
-    """The memory of the replica rules.
-
-    `recommendations`: (slot start, highest recommendation) over the stabilization window
-    (`scale_down_delay_s`). `since`: start of the observation. `recent_replicas`: (time, live replicas)
-    over the last minute, for the bound on steps up. `lowered`, `raised`: times of the last changes.
-    `direct_since`: since when every pod was read directly, without a gap and with Prometheus not lost.
-    `surge`: the replicas of the last time that requests waited too long.
-    """
+    """The memory of the replica rules."""
 
     recommendations: tuple[tuple[float, int], ...] = ()
+    """(slot start, highest recommendation) over the stabilization window (`scale_down_delay_s`)."""
     since: float | None = None
+    """Start of the observation."""
     recent_replicas: tuple[tuple[float, int], ...] = ()
+    """(time, live replicas) over the last minute, for the bound on steps up."""
     lowered: float = 0.0
+    """Time of the last scale-down."""
     raised: float = 0.0
+    """Time of the last scale-up."""
     direct_since: float | None = None
+    """Time since which every pod was read directly, without a gap and with Prometheus not lost."""
     surge: Surge | None = None
+    """The replicas at the last time that requests waited too long."""
 
 
 def _unknown(view: ReplicaView) -> str:

@@ -14,14 +14,13 @@ from fleetkeeper.autoscale.constants import LOST_TICKS
 
 @dataclass(frozen=True, slots=True)
 class SourceBreaker:
-    """The state of the source breaker. Open: Prometheus is lost.
-
-    `lost`: ticks in a row without fresh samples from Prometheus. `since`: time of the last change.
-    """
+    """The state of the source breaker. Open: Prometheus is lost."""
 
     state: BreakerState = BreakerState.CLOSED
     since: float = 0.0
+    """Time of the last change."""
     lost: int = 0
+    """Consecutive ticks without fresh samples from Prometheus."""
 
     @property
     def is_silent(self) -> bool:

@@ -13,15 +13,14 @@ from fleetkeeper.autoscale.constants import AGEING_S, FUTURE_S, MAX_COUNTER, MAX
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What the batch process exported of a service at `time` (seconds).
-
-    `tokens`: prompt and answer, of all lines without a result. `deadline`: the earliest one, seconds.
-    `tokens_per_s`: the least rate that meets every deadline; infinite once one has passed.
-    """
+    """The backlog of a service that the batch process exported at `time` (seconds)."""
 
     tokens: float
+    """Prompt and answer tokens of all lines without a result."""
     deadline: float
+    """The earliest deadline, in seconds."""
     tokens_per_s: float
+    """The minimum rate that meets every deadline; infinite once a deadline has passed."""
     time: float
 
     @property

@@ -33,17 +33,16 @@ from fleetkeeper.autoscale.types import Grade, PodView
 
 @dataclass(frozen=True, slots=True)
 class PodTrack:
-    """A pod's accepted samples, oldest first, over at most RATE_S (plus half a tick).
-
-    `mark`: the sample at which the current window began. `rejected`: impossible samples in a row.
-    `out_until`: when a pod whose counters were reset is used again.
-    """
+    """A pod's accepted samples, oldest first, over at most RATE_S (plus half a tick)."""
 
     pod: str
     history: tuple[PodSample, ...] = ()
     mark: PodSample | None = None
+    """The sample at which the current window began."""
     rejected: int = 0
+    """Consecutive impossible samples."""
     out_until: float = 0.0
+    """Time from which a pod is used again after its counters were reset."""
 
     @property
     def newest(self) -> PodSample | None:

@@ -113,25 +113,24 @@ class StartSeconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodSample:
-    """One scrape of one pod. `missing`: required metrics that the engine does not export.
-
-    `start`: None if it was not read. `decode`, `prefill`: sums for the step-time model; a source may
-    leave them out, and `latencies` too.
-    `edges`: the bucket
-    boundaries at which `within` was counted; they follow the objectives in the spec.
-    """
+    """One scrape of one pod. A source may leave out `decode`, `prefill` and `latencies`."""
 
     pod: str
     time: float
     counters: Counters
     gauges: Gauges
     decode: StepSums | None = None
+    """Sums for the step-time model."""
     prefill: StepSums | None = None
+    """Sums for the step-time model."""
     source: Source = Source.PROMETHEUS
     missing: tuple[str, ...] = ()
+    """Required metrics that the engine does not export."""
     edges: Edges | None = None
+    """The bucket boundaries at which `within` was counted; they follow the objectives in the spec."""
     latencies: Latencies | None = None
     start: StartSeconds | None = None
+    """None if it was not read."""
 
 
 def _are_finite(values: Sequence[float], limit: float) -> bool:

@@ -40,27 +40,19 @@ class SignalsMemory:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The measurements of a service. Sums over the reporting pods unless noted otherwise.
-
-    - `rates`: per second over 30 s, summed over pods. `gauges`: current values, summed, except the oldest
-      waits (mean over pods).
-    - `coverage`: reporting / ready pods. `reporting_pods`: pods with rates. `overdue_pods`: reporting pods
-      whose next scrape is late. `warmed_up_pods`: warmed-up pods. `old_pods`: warmed-up pods whose newest
-      sample is too old to be used.
-    - `hung_pods` report a hung engine, `long_hung_pods` have reported it for HANG_S; neither need be ready.
-    - `window`: the window that closed in this tick, if any. `rejudged`: the objectives changed, and
-      attainment is counted from zero.
-    - `ttft_s`, `itl_s`: means of streamed answers over 30 s, for people; no decision uses them.
-    - `is_direct`: every sample behind the rates was read directly from its pod.
-    """
+    """The measurements of a service. Sums over the reporting pods unless noted otherwise."""
 
     grade: Grade = Grade.STALE
     coverage: float = 0.0
+    """Reporting pods divided by ready pods."""
     ready_pods: int = 0
     reporting_pods: int = 0
+    """Pods with rates."""
     source: Source = Source.PROMETHEUS
     rates: Counters = NO_COUNTERS
+    """Per second over 30 s."""
     gauges: Gauges = NO_GAUGES
+    """Current values, summed, except the oldest waits (mean over pods)."""
     queue_wait_s: float = 0.0
     batch_time_s: float = 0.0
     waiting: float = 0.0
@@ -74,19 +66,28 @@ class Signals:
     memory_own: bool = True
     live_limits: bool = True
     hung_pods: tuple[str, ...] = ()
+    """Pods that report a hung engine. They need not be ready."""
     long_hung_pods: tuple[str, ...] = ()
+    """Pods that have reported a hung engine for HANG_S. They need not be ready."""
     running_by_pod: tuple[tuple[str, float], ...] = ()
     generation_by_pod: tuple[tuple[str, float], ...] = ()
     missing: tuple[str, ...] = ()
     windows: tuple[Window, ...] = ()
     window: Window | None = None
+    """The window that closed in this tick, if any."""
     overdue_pods: int = 0
+    """Reporting pods whose next scrape is late."""
     warmed_up_pods: int = 0
     old_pods: int = 0
+    """Warmed-up pods whose newest sample is too old to be used."""
     rejudged: bool = False
+    """True if the objectives changed, and attainment is counted from zero."""
     is_direct: bool = False
+    """True if every sample of the rates was read directly from its pod."""
     ttft_s: float | None = None
+    """Mean of streamed answers over 30 s, for display; no decision uses it."""
     itl_s: float | None = None
+    """Mean of streamed answers over 30 s, for display; no decision uses it."""
 
     @property
     def known(self) -> bool:

@@ -25,21 +25,20 @@ class PodWindow:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The counts of a service between `start` and `end` (scrape times, seconds).
-
-    `scheduled`: requests of all tiers. `requests`, `waited_within`: requests of the judged tiers (realtime
-    and standard, or batch if it is alone), and those within the queue wait objective. `seconds`: sum of
-    batch times.
-    """
+    """The counts of a service between `start` and `end` (scrape times, seconds)."""
 
     start: float
     end: float
     scheduled: float = 0.0
+    """Requests of all tiers."""
     requests: float = 0.0
+    """Requests of the judged tiers: realtime and standard, or batch if there is no other traffic."""
     waited_within: float = 0.0
+    """The part of `requests` within the queue wait objective."""
     steps: float = 0.0
     steps_within: float = 0.0
     seconds: float = 0.0
+    """Sum of batch times."""
     prompt_tokens: float = 0.0
     generation_tokens: float = 0.0
     pods: tuple[PodWindow, ...] = ()

@@ -40,7 +40,7 @@ SETTINGS_KEY: Final = "settings.yaml"
 
 @dataclass
 class Collector:
-    """What reads the parts and puts them into the archive. `progress` gets a line for each part."""
+    """The reader that puts the parts into the archive. `progress` gets a line for each part."""
 
     reader: Reader
     archive: Archive

@@ -96,7 +96,7 @@ def create(
     concurrency: Annotated[
         str, typer.Option(help="Limit of requests in progress, in the same form.")
     ] = "",
-    title: Annotated[str, typer.Option("--title", help="Name for people. Default: the ID.")] = "",
+    title: Annotated[str, typer.Option("--title", help="Display name (default: the ID).")] = "",
     keys_namespace: KeysNamespace = DEFAULT_NAMESPACE,
     manifest: AsManifest = False,
 ) -> None:

@@ -28,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-SHORTEST_AFTER_S = 300.0
+MIN_AFTER_S = 300.0
 """A new public key needs up to two minutes to reach the operator, and two more to reach the engines."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _PUBLIC_FILES = frozenset({"jwks.json", "signFrom"})
@@ -119,7 +119,7 @@ def rotate(
       fleetkeeper signing-keys rotate --grant-secret fleetkeeper-grant-keys --namespace fleetkeeper-system
     """  # noqa: D301 - \b keeps the lines of the examples apart
     after_s = _seconds(after)
-    if after_s < SHORTEST_AFTER_S:
+    if after_s < MIN_AFTER_S:
         typer.echo(
             f"warning: within {after} not every engine may trust the new key; "
             "such an engine refuses requests until it does",

@@ -1,4 +1,4 @@
-"""`fleetkeeper usage`: tell the tokens that the engines counted, by key, model, tier and service."""
+"""`fleetkeeper usage`: print the tokens that the engines counted, by key, model, tier and service."""
 
 from __future__ import annotations
 

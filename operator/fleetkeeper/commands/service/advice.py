@@ -28,7 +28,7 @@ from fleetkeeper.reconcile.manifests.model_volumes import downloads
 ENCODINGS_HOST = "openaipublic.blob.core.windows.net"
 ENCODINGS_INCLUDED_SINCE = (0, 31)
 """The first version of vLLM whose library for gpt-oss (oss-harmony) contains the encoding."""
-LEAST_ROUTER_BYTES: Final = 128 * 1024**2
+MIN_ROUTER_BYTES: Final = 128 * 1024**2
 
 
 def advice_of(service: InferenceService, needs: Needs, context: PlanContext) -> list[str]:
@@ -64,7 +64,7 @@ def _router_advice(routing: Routing) -> list[str]:
             "routing.replicas is 1: the service is unavailable while its only router pod is replaced"
         )
     memory = routing.resources.memory
-    if memory is not None and parse_quantity(memory) < LEAST_ROUTER_BYTES:
+    if memory is not None and parse_quantity(memory) < MIN_ROUTER_BYTES:
         advice.append(
             f"routing.resources.memory is {memory}: a router without requests takes 70 MiB, and refuses requests near its limit; use at least 128Mi"
         )

@@ -36,30 +36,30 @@ def check(
     inputs = read_inputs(file, context, namespace)
     for other in inputs.others:
         typer.echo(f"{other.described}: skipped")
-    for one in inputs.checked:
-        typer.echo("\n".join(report(one, context)))
+    for checked in inputs.checked:
+        typer.echo("\n".join(report(checked, context)))
     if inputs.complaints:
         mistakes = len(inputs.complaints)
         typer.echo(f"{mistakes} error{'s' * (mistakes > 1)}", err=True)
         raise typer.Exit(ExitCode.BAD_INPUT.value)
 
 
-def report(one: Checked, context: PlanContext) -> list[str]:
-    """Return the lines of output for one service."""
-    if one.service is None or one.profile is None:
-        return one.complaints
-    service, needs = one.service, needs_of(one.service, one.profile)
+def report(checked: Checked, context: PlanContext) -> list[str]:
+    """Return the lines of output for a service."""
+    if checked.service is None or checked.profile is None:
+        return checked.complaints
+    service, needs = checked.service, needs_of(checked.service, checked.profile)
     lines = [
-        f"{one.document.place('')}: {service.namespace}/{service.name}: OK",
+        f"{checked.document.place('')}: {service.namespace}/{service.name}: OK",
         f"  engine       {_engine(needs.profile)}, profile {needs.profile.name}",
         f"  replicas     {_span(needs)}",
         *_accelerator_lines(needs),
         f"  CPU cores    {_times(needs, _plain(needs.cores(1)), _plain(needs.cores(needs.most)))}",
         f"  memory       {_times(needs, _gib(needs.memory_gib(1)), _gib(needs.memory_gib(needs.most)))}",
         f"  memory cap   {_cap(needs)}",
-        *pod_template_lines(one.profile),
+        *pod_template_lines(checked.profile),
     ]
-    notes = [*advice_of(service, needs, context), *overridden(service, one.profile)]
+    notes = [*advice_of(service, needs, context), *overridden(service, checked.profile)]
     return [*lines, *(f"  note         {text}" for text in notes)]
 
 

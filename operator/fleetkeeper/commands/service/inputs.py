@@ -47,7 +47,7 @@ class Inputs:
     @property
     def complaints(self) -> list[str]:
         """Return the errors of all services."""
-        return [text for one in self.checked for text in one.complaints]
+        return [text for checked in self.checked for text in checked.complaints]
 
 
 def plan_inputs(settings: Path | None) -> PlanContext:

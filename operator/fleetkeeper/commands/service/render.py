@@ -59,7 +59,9 @@ def render(
             typer.echo(complaint, err=True)
         raise typer.Exit(ExitCode.BAD_INPUT.value)
     children = [
-        child for one in inputs.checked for child in rendered_children(one, context, replicas)
+        child
+        for checked in inputs.checked
+        for child in rendered_children(checked, context, replicas)
     ]
     typer.echo(yaml_text(children), nl=False)
 

@@ -75,7 +75,7 @@ def simulate(
         Pattern | None,
         typer.Option(
             help="Load without a trace, with Poisson arrivals: "
-            + "; ".join(f"{one}: {one.text}" for one in Pattern)
+            + "; ".join(f"{pattern}: {pattern.text}" for pattern in Pattern)
             + ".",
             rich_help_panel=LOAD,
         ),
@@ -256,7 +256,7 @@ def _seconds(minutes: float | None, hours: float | None) -> float | None:
 
 def _only_service(checked: Sequence[Checked], wanted: str) -> Checked:
     """Return the service of the file, or the wanted one of several."""
-    named = {_full_name(one): one for one in checked}
+    named = {_full_name(service): service for service in checked}
     if wanted:
         if wanted not in named:
             stop(

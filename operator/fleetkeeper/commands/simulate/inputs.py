@@ -131,7 +131,7 @@ def _pattern_load(options: LoadOptions, pattern: Pattern, model: ServiceModel) -
     )
     if mix.prompt + mix.generated > model.engine.kv_capacity_tokens:
         raise typer.BadParameter(
-            f"{mix.prompt + mix.generated:.0f} tokens are more than the KV cache of a replica holds "
+            f"{mix.prompt + mix.generated:.0f} tokens exceed a replica's KV cache "
             f"({model.engine.kv_capacity_tokens:.0f})",
             param_hint="--prompt-tokens",
         )
@@ -248,7 +248,7 @@ def cases_of(
         if replace(other, notes=()) == replace(model, notes=()):
             notes.append(f"{origin}changes nothing that the simulation contains")
         cases.append(Case(other, what_if=what_if.text))
-    return (*cases, *(Case(model, one) for one in alternatives)), tuple(notes)
+    return (*cases, *(Case(model, alternative) for alternative in alternatives)), tuple(notes)
 
 
 def _why(problem: Exception) -> str:

@@ -50,7 +50,7 @@ def desired_grants(service: InferenceService, context: PlanContext) -> Manifest:
 
 
 def grants_problem(service: InferenceService, context: PlanContext) -> Problem | None:
-    """Return why the engines refuse every request: they demand grants, and nobody can sign one."""
+    """Return why the engines refuse every request: they demand grants, and no gateway can sign any."""
     if service.spec.access is not AccessMode.GATEWAY or context.grant_keys:
         return None
     return Problem(

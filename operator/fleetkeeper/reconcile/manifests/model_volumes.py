@@ -27,11 +27,12 @@ DIGEST_MARK = "@sha256:"
 
 @dataclass(frozen=True, slots=True)
 class ModelVolumes:
-    """The volumes of a model and their mounts. `writes_claims`: the pod writes to a claim."""
+    """The volumes of a model and their mounts."""
 
     volumes: tuple[Manifest, ...]
     mounts: tuple[Manifest, ...]
     writes_claims: bool
+    """True if the pod writes to a claim."""
 
 
 def loaded_model(spec: InferenceServiceSpec, profile: EngineProfile) -> Model | None:

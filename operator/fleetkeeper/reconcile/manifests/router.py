@@ -56,14 +56,13 @@ ENVOY: Final = "Envoy"
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """The router of one service: its image and resources, and whether it is one of an earlier release.
-
-    `watches_pods`: pods of an earlier release exist, which need their account and the API server.
-    """
+    """The router of one service: its image and resources, and its kind."""
 
     settings: RouterSettings
     is_vllm_router: bool = False
+    """True for the router of an earlier release."""
     watches_pods: bool = False
+    """True while pods of an earlier release exist, which need their account and the API server."""
 
 
 def desired_router_deployment(

@@ -129,7 +129,7 @@ def _prefix_arguments(policy: RoutingPolicy) -> list[str]:
     The router's own balance of 64 requests lets a slow replica keep its prefixes until it has 64
     requests more than the others. Its own memory of 32 Mi tokens for each replica takes 300 MiB
     (9 bytes per token, measured), so four replicas would exceed the memory of a router pod. 2 Mi
-    tokens are more than the KV cache of a replica holds.
+    tokens exceed a replica's KV cache.
     """
     if policy is not RoutingPolicy.PREFIX_AWARE:
         return []

@@ -24,7 +24,7 @@ from fleetkeeper_contract import rfc3339
 WRITE_EVERY_S = 10.0
 """The minimum time between two writes that change neither a condition nor a reconcile's input."""
 
-MOST_WRITE_EVERY_S = 120.0
+MAX_WRITE_EVERY_S = 120.0
 WRITE_EVERY_S_PER_REPLICA = 1.2
 """This minimum grows with the replicas: a rollout replaces them all, one after the other, and each
 passes through five stages. So 100 replicas have a write each two minutes, not each ten seconds."""
@@ -231,7 +231,7 @@ def _write_every_s(desired: Mapping[str, Any], present: Mapping[str, Any]) -> fl
     if _reasons(desired) - _reasons(present):
         return WRITE_EVERY_S
     replicas = float(desired.get("replicas") or 0)
-    return max(WRITE_EVERY_S, min(WRITE_EVERY_S_PER_REPLICA * replicas, MOST_WRITE_EVERY_S))
+    return max(WRITE_EVERY_S, min(WRITE_EVERY_S_PER_REPLICA * replicas, MAX_WRITE_EVERY_S))
 
 
 def _reasons(status: Mapping[str, Any]) -> set[tuple[Any, Any]]:

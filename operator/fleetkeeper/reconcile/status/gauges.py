@@ -17,7 +17,7 @@ MAIN: Final = (
 )
 """The conditions with gauges. The others explain these, and `kubectl` shows them."""
 REASONS: Final = frozenset(map(str, Reason))
-"""Who may write a status can invent reasons. Only ours become series."""
+"""The reasons that become series. A user who may write a status can invent others."""
 
 Gauge = tuple[str, tuple[tuple[str, str], ...], float]
 

@@ -28,7 +28,7 @@ BATCH: Final = 256
 RETRY_BATCH: Final = 8
 """Limits requests per batch to other pods: an eighth of the slots, so the rest stay free."""
 FAILURE_KEPT_S: Final = 600.0
-"""How long a pod's failure is remembered. Then the pod is gone, or its next failure is logged again."""
+"""Time for which a pod's failure is remembered. Then the pod is gone, or its next failure is logged again."""
 
 Item = TypeVar("Item")
 ReplacePod = Callable[[Key, PodView, Removal], Awaitable[bool]]
@@ -41,7 +41,7 @@ class Engines(Protocol):
     """The engines' control ports."""
 
     async def put_limits(self, requests: Sequence[LimitsRequest]) -> Sequence[PutOutcome]:
-        """Send each request to its pod; return an outcome for each, whatever happens."""
+        """Send each request to its pod; return an outcome for each, also after errors."""
 
 
 class Lane(Generic[Item]):

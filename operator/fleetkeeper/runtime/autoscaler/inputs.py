@@ -26,20 +26,19 @@ from fleetkeeper.runtime.state.cache import Cache
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The live state of one service: the replicas of its engine Deployment, and its pods.
-
-    `out_of_memory_pods` names pods whose engine ran out of accelerator memory. `scale_up_blocked`
-    says why more replicas would not help; it is empty if they would. `rolling_out`: some pod does
-    not have the Deployment's template, or Kubernetes has not observed the last change.
-    `gpus_per_replica`: accelerators that a pod of the live template requests.
-    """
+    """The live state of one service: the replicas of its engine Deployment, and its pods."""
 
     replicas: int
     pods: tuple[PodView, ...]
     out_of_memory_pods: tuple[str, ...] = ()
+    """Names of pods whose engine ran out of accelerator memory."""
     scale_up_blocked: str = ""
+    """Reason why more replicas would not help; empty if they would."""
     rolling_out: bool = False
+    """True if a pod does not have the Deployment's template, or Kubernetes has not observed the
+    last change."""
     gpus_per_replica: int = 0
+    """Accelerators that a pod of the live template requests."""
 
 
 def parsed_service(resource: Manifest, *, floating_revisions: bool) -> InferenceService | None:

@@ -1,4 +1,4 @@
-"""What the control loop asks its source of samples, and what it gets."""
+"""The requests of the control loop to its source of samples, and the answers."""
 
 from __future__ import annotations
 
@@ -15,33 +15,30 @@ from fleetkeeper.runtime.queue import Key
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A service whose pods are measured; its objectives decide which bucket edges are read.
-
-    `directly`: read the pods themselves, because replicas or admission may be reduced.
-    """
+    """A service whose pods are measured. Its objectives decide which bucket edges are read."""
 
     key: Key
     edges: Edges
     pods: tuple[PodView, ...]
     directly: bool = False
+    """True to read the pods themselves, because replicas or admission may be reduced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Samples by service, and the services for which Prometheus has nothing fresh (`lost`).
-
-    `disputed`: services with pods for which Prometheus has several series where one is expected.
-    `starts`: direct samples of pods that are not ready, for the stage of their start.
-    `checks`: Prometheus' samples of the other services can be checked against the pods. `backlogs`: what
-    the batch process has for services.
-    """
+    """Samples by service."""
 
     samples: Mapping[Key, tuple[PodSample, ...]]
     lost: frozenset[Key] = frozenset()
+    """Services for which Prometheus has no fresh samples."""
     disputed: frozenset[Key] = frozenset()
+    """Services with pods for which Prometheus has several series where one is expected."""
     checks: bool = False
+    """True if Prometheus' samples of the other services can be checked against the pods."""
     starts: Mapping[Key, tuple[PodSample, ...]] = field(default_factory=dict)
+    """Direct samples of pods that are not ready, for the stage of their start."""
     backlogs: Mapping[Key, Backlog] = field(default_factory=dict)
+    """The batch process's backlog by service."""
 
     def checks_directly(self, key: Key) -> bool:
         """Return whether a service's samples are from Prometheus and its pods can confirm them."""

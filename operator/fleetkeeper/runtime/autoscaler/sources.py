@@ -29,7 +29,7 @@ from fleetkeeper.runtime.queue import Key
 log = structlog.get_logger(__name__)
 
 SETTLED_S = 20.0
-"""A healthy Prometheus has scraped a pod that was ready for this long (its interval is 5 s)."""
+"""Time after Ready from which a missing sample counts as Prometheus' fault (its scrape interval is 5 s)."""
 
 STARTS_PER_TICK = 64
 """Pods that are not ready and are read in one tick, for the stage of their start."""

@@ -12,15 +12,13 @@ from fleetkeeper.runtime.queue import Key
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """The control loop's result for a service; see `Snapshot`.
-
-    `is_pending`: the loop has not decided the service yet, and the status stays as it is.
-    """
+    """The control loop's result for a service; see `Snapshot`."""
 
     allocation: ReplicaAllocation | None = None
     control_report: ControlReport | None = None
     pod_load: Mapping[str, float] = field(default_factory=dict)
     is_pending: bool = False
+    """True while the loop has not decided the service, and the status stays as it is."""
     starts: Mapping[str, StartProgress] = field(default_factory=dict)
 
 

@@ -46,7 +46,7 @@ POD_TEMPLATE_HASH: Final = "pod-template-hash"
 
 @dataclass(slots=True)
 class _Memory:
-    """What is remembered of a service between reconciles. It may be lost at any time."""
+    """The memory of a service between reconciles. It may be lost at any time."""
 
     uid: str
     failures: dict[tuple[str, str], WriteFailure] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from fleetkeeper_kube.reading import Unreadable, as_map, maps, text
 log = structlog.get_logger(__name__)
 
 MAX_CONFIRMED_S: Final = 1.0
-"""How long a read of the service allows the writes of a plan. Longer plans read it again."""
+"""Time for which a read of the service allows the writes of a plan. Longer plans read it again."""
 
 
 class Executor:

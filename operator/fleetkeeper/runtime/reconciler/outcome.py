@@ -19,30 +19,29 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a plan.
-
-    `plan_again`: an assumption of the plan was wrong (a child already exists, a write was refused, the
-    service is not as planned); plan again now. `wait`: the cache is behind the server, or the server
-    is unavailable; retry after a back-off of at least `retry_after_s`. `confirmed`: when the service
-    was last read.
-    """
+    """The outcome of a plan."""
 
     key: Key
     failures: dict[tuple[str, str], WriteFailure]
     written: int = 0
     plan_again: bool = False
+    """True to plan again now, because an assumption of the plan was wrong: a child already exists,
+    a write was refused, or the service is not as planned."""
     wait: bool = False
+    """True to retry after a back-off of at least `retry_after_s`, because the cache is behind the
+    server or the server is unavailable."""
     confirmed: float = -math.inf
+    """Time at which the service was last read."""
     retry_after_s: float = 0.0
 
     @property
     def stopped(self) -> bool:
-        """Whether the rest of the plan must not be executed."""
+        """True if the rest of the plan must not be executed."""
         return self.plan_again or self.wait
 
     @property
     def meets_conflict(self) -> bool:
-        """Whether a name was found taken in this plan."""
+        """True if a name was found taken in this plan."""
         return self.plan_again and any(
             failure.problem is WriteProblem.CONFLICT for failure in self.failures.values()
         )

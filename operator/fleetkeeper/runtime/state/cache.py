@@ -150,9 +150,9 @@ class Cache:
         return self._members[home].by_name[kind, name] if home else None
 
     def take(self, kind: str, live: Mapping[str, Any]) -> Place | None:
-        """Store an object, whoever wrote it; as unreadable if it cannot be read.
+        """Store an object from any writer; as unreadable if it cannot be read.
 
-        Return which object it is, or None if not even its name can be read.
+        Return the object's place, or None if not even its name can be read.
         """
         try:
             place = place_of(kind, live)
@@ -231,7 +231,7 @@ class Cache:
     def listed(
         self, kind: str, namespace: str | None, names: frozenset[tuple[str, str]], version: int
     ) -> None:
-        """Remove what a finished list did not contain, unless it was written after the list."""
+        """Drop objects missing from a completed list, except those newer than the list."""
         for key in self._unread.absent(kind, namespace, names, version):
             self._changed(key)
         for address, home in list(self._home.items()):

@@ -12,7 +12,7 @@ from fleetkeeper.reconcile.types import Child, Pod, Revision, Workload
 from fleetkeeper.runtime.state.gpu_shares import GpuShare
 
 FOREIGN_WRITES_S: Final = 600.0
-"""How long changes of replicas by others are remembered."""
+"""Time for which changes of replicas by others are remembered."""
 
 
 @dataclass(slots=True)

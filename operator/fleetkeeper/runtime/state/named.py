@@ -10,7 +10,7 @@ from fleetkeeper.reconcile.types import Child, Kind
 from fleetkeeper.runtime.queue import Key
 
 NAMED_S: Final = 20.0
-"""How long such an object counts as existing."""
+"""Time for which such an object counts as existing."""
 
 
 class NamedObjects:

@@ -38,7 +38,7 @@ class ServiceEntry:
     version: int
     packed: bytes
     is_observed: bool = True
-    """Whether the status is up to date with the spec."""
+    """True if the status is up to date with the spec."""
     unread: str = ""
     """Why the spec was not read; empty if it was."""
 
@@ -49,7 +49,7 @@ class ServiceEntry:
 
 
 def pack_service(live: Mapping[str, Any]) -> ServiceEntry:
-    """Return the entry of a live service, whoever wrote it.
+    """Return the entry of a live service from any writer.
 
     A spec that is unreadable or too large is left out, and the entry says why. The service's pods
     keep running. The schema's default status is left out too: such a service is new.

@@ -1,1 +1,1 @@
-"""What the process shows of itself: metrics, health endpoints, logs."""
+"""The telemetry of the process: metrics, health endpoints, logs."""

@@ -30,7 +30,7 @@ class Pattern(StrEnum):
 
     @property
     def text(self) -> str:
-        """What the pattern is, for people."""
+        """Description of the pattern, for display."""
         return _TEXTS[self]
 
     @property

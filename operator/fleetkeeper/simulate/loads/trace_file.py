@@ -30,14 +30,13 @@ class BadTrace(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The requests of a file in the order of time; the first arrives at 0.
-
-    `has_tiers`: the file has the column tier. `notes`: what was changed, for the user.
-    """
+    """The requests of a file in the order of time; the first arrives at 0."""
 
     rows: tuple[Row, ...]
     has_tiers: bool = False
+    """True if the file has the column tier."""
     notes: tuple[str, ...] = ()
+    """Changes to the rows, for the user."""
 
     @property
     def seconds(self) -> float:

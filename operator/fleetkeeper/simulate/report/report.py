@@ -17,14 +17,17 @@ DIGITS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A comparison for people. `service`: namespace and name. `load`: in words. `notes`: what to know."""
+    """A comparison for display."""
 
     service: str
+    """Namespace and name."""
     hardware: Hardware
     load: str
+    """Description of the load."""
     setting: Setting
     results: tuple[Result, ...]
     notes: tuple[str, ...] = ()
+    """Notes for the user."""
 
     @property
     def objectives_s(self) -> tuple[float, float]:
@@ -42,7 +45,7 @@ class Report:
 
     @property
     def target_text(self) -> str:
-        """What counts as attained."""
+        """The definition of attained."""
         ttft_s, tpot_s = self.setting.targets
         wait_s, step_s = self.objectives_s
         return (

@@ -14,9 +14,6 @@ from fleetkeeper.autoscale.types import ControlSettings, Decision, Limits
 class BatchView:
     """Inputs of the rules.
 
-    `pending`: replicas that are starting. `may_raise`: the control breaker is closed and no canary runs.
-    `gated`: the load breaker is not closed. `model_frozen`: limits must not follow the model now.
-
     While replicas are pending, limits are not lowered below the running sequences. They may rise as
     usual: a cold start takes minutes, and a larger batch helps now.
     """
@@ -25,9 +22,13 @@ class BatchView:
     settings: ControlSettings
     targets: Targets | None = None
     pending: int = 0
+    """Replicas that are starting."""
     may_raise: bool = True
+    """True while the control breaker is closed and no canary runs."""
     gated: bool = False
+    """True while the load breaker is not closed."""
     model_frozen: bool = False
+    """True while limits must not follow the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +42,26 @@ class BeforeRaise:
 
 @dataclass(frozen=True, slots=True)
 class BatchMemory:
-    """The memory of the rules.
-
-    `limits`: in force for all pods (None: never set). `changed`, `raised`: times of the last change and
-    raise. `before_cut`: sequences to return to after a cut for KV cache pressure.
-    `replicas_wait_ticks`: ticks in which no scale-up is recommended, because a raise may be enough.
-    `before_raise`: the state with which a raise is compared. `rest_until`: no raise before this time,
-    after a canary failed. `reversals`: times of changes of direction over 15 minutes, counted for each
-    limit. `last_directions`: of sequences and of tokens.
-    """
+    """The memory of the rules."""
 
     limits: Limits | None = None
+    """The current limits of all pods (None: never set)."""
     changed: float = 0.0
+    """Time of the last change."""
     raised: float = 0.0
+    """Time of the last raise."""
     before_cut: int | None = None
+    """Sequences to return to after a cut for KV cache pressure."""
     replicas_wait_ticks: int = 0
+    """Ticks in which no scale-up is recommended, because a raise may be enough."""
     before_raise: BeforeRaise | None = None
+    """The state with which a raise is compared."""
     rest_until: float = 0.0
+    """Time before which there is no raise, after a canary failed."""
     reversals: tuple[float, ...] = ()
+    """Times of changes of direction over 15 minutes, counted for each limit."""
     last_directions: tuple[int, int] = (0, 0)
+    """Last direction of sequences and of tokens."""
 
 
 Step = tuple[Decision[Limits], BatchMemory]
