@@ -27,7 +27,7 @@ class _Section(BaseModel):
 
 
 class FaultKind(StrEnum):
-    """What goes wrong in a simulated engine."""
+    """The faults of a simulated engine."""
 
     FREEZE = "Freeze"
     """EngineCore completes no more steps, while the API server still answers."""

@@ -45,7 +45,7 @@ IMPORTED = (
     "vllm.v1.worker.cpu_model_runner",
     ENTRY,
 )
-"""What API server, EngineCore and workers import between them."""
+"""Modules that API server, EngineCore or workers import."""
 
 
 class CannotForkError(RuntimeError):

@@ -76,8 +76,7 @@ class LiveLimits(SchedulerMixin):
         try:
             action(*args)
         except Exception:
-            # vLLM's interface is not public. Whatever changes in it, requests continue at start-up
-            # limits.
+            # vLLM's interface is not public. After any change in it, requests continue at start-up limits.
             logger.exception("live batch limits are off after an error; scheduling continues")
             live, self._live = self._live, None
             if live is not None:
@@ -97,7 +96,7 @@ def live_scheduler(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - called b
     """Create the scheduler that vLLM would have created, with live limits mixed in.
 
     Raises:
-        Exception: whatever the scheduler's own constructor raises.
+        Exception: any exception of the scheduler's own constructor.
     """
     config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
     return mixed_into(chosen_class(config))(*args, **kwargs)

@@ -1,7 +1,7 @@
 """The ledger: a file beside the shared region, in which the API server notes the tokens of each request.
 
 The file is a ring of records of one size. Its head names the newest record and holds the sums up to
-it. Each record repeats the sums up to itself, so a reader of any part can tell what is missing. Only
+it. Each record repeats the sums up to itself, so a reader of any part can compute what is missing. Only
 the API server writes. The supervisor reads with `pread` and keeps nothing, so the ring takes no
 memory of it. The file outlives its writer: the next one continues the numbers.
 """
@@ -51,7 +51,7 @@ class Tokens:
 
     prompt: int = 0
     cached: int = 0
-    """Those of the prompt that the prefix cache had."""
+    """Tokens of the prompt that the prefix cache had."""
     answer: int = 0
 
     def plus(self, other: Tokens) -> Tokens:
@@ -63,7 +63,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one HTTP request came to. Without a grant, `attempt`, `request` and `key` are empty."""
+    """The counts of one HTTP request. Without a grant, `attempt`, `request` and `key` are empty."""
 
     tokens: Tokens
     time: float
@@ -88,7 +88,7 @@ class Sums:
 
     total: Tokens = field(default_factory=Tokens)
     unattributed: Tokens = field(default_factory=Tokens)
-    """Those of the total whose entry has no grant."""
+    """The part of the total whose entries have no grant."""
 
     def plus(self, entry: Entry) -> Sums:
         """Return the sums with an entry more."""
@@ -119,7 +119,7 @@ class LedgerHead:
     errors: int = 0
     """Entries that could not be written, and outputs of the engine that could not be counted."""
     counting: bool = False
-    """Whether this vLLM's tokens are counted."""
+    """True if this vLLM's tokens are counted."""
     sums: Sums = field(default_factory=Sums)
 
 

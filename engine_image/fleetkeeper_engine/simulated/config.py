@@ -1,4 +1,4 @@
-"""What the scheduler of a simulated engine reads, by the names of vLLM's `VllmConfig`. Pure."""
+"""The configuration of a simulated engine's scheduler, with the names of vLLM's `VllmConfig`. Pure."""
 
 from __future__ import annotations
 

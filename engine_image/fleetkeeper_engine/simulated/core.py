@@ -25,19 +25,19 @@ BLOCKED_POLL_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request for the engine.
-
-    `prompt`: token IDs, or only their count (such a prompt finds nothing in the prefix cache).
-    `max_tokens`: 0 for a pooling request, which ends with its prefill. `ends_after`: tokens after which it
-    stops by itself. `priority`: lower is first. `arrival_s`: of the core's clock; None: now.
-    """
+    """A request for the engine."""
 
     request_id: str
     prompt: Sequence[int] | int
+    """Token IDs, or only their count (such a prompt finds nothing in the prefix cache)."""
     max_tokens: int
+    """Maximum tokens; 0 for a pooling request, which ends with its prefill."""
     ends_after: int | None = None
+    """Number of tokens after which it stops by itself."""
     priority: int = 0
+    """Lower is first."""
     arrival_s: float | None = None
+    """Time by the core's clock; None: now."""
     lora_name: str | None = None
 
     @property
@@ -54,16 +54,14 @@ class Prefill(NamedTuple):
 
 
 class SequenceOutput(NamedTuple):
-    """What a step gave a request.
-
-    `finished_reason`: "stop", "length" or "abort" (without a token) in its last output, else None.
-    `prefill`: in the output with its first token only.
-    """
+    """The output of a step for a request."""
 
     request_id: str
     new_token_count: int
     finished_reason: str | None = None
+    """"stop", "length" or "abort" (without a token) in its last output, else None."""
     prefill: Prefill | None = None
+    """Set only in the output with its first token."""
 
     @property
     def new_token_ids(self) -> range:
@@ -72,13 +70,13 @@ class SequenceOutput(NamedTuple):
 
 
 class StepOutputs(NamedTuple):
-    """What a step gave all requests of an API server."""
+    """The outputs of a step for all requests of an API server."""
 
     outputs: list[SequenceOutput]
 
 
 class Lateness:
-    """How late steps ended: a histogram since the start, in seconds."""
+    """Delays of the ends of steps: a histogram since the start, in seconds."""
 
     EDGES_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 

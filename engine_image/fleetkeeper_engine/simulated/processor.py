@@ -55,12 +55,13 @@ class LoRARequest:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one sequence is generated. `stop`: texts that end it."""
+    """The parameters of one sequence."""
 
     max_tokens: int
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    """Texts that end it."""
     keeps_stop: bool = False
     interval: int = 1
     streams: bool = False
@@ -81,7 +82,7 @@ class EngineCoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineCoreOutput:
-    """What a step gave one sequence."""
+    """The output of a step for one sequence."""
 
     request_id: str
     new_token_ids: Sequence[int]
@@ -91,7 +92,7 @@ class EngineCoreOutput:
 
 @dataclass(slots=True)
 class Answer:
-    """What a sequence has generated since it was last read."""
+    """The output of a sequence since it was last read."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)

@@ -41,11 +41,11 @@ class Request:
     to_generate: int
     finish_reason: str
     decoded: SequenceOutput
-    """What each step gives it while it decodes: one value, however many steps."""
+    """The output of each step while it decodes: one shared value for all steps."""
     block_hashes: Sequence[int] = ()
     lora_name: str | None = None
     num_cached_tokens: int = -1
-    """Of its first start; -1 before it."""
+    """Cached tokens at its first start; -1 before."""
     num_preemptions: int = 0
     has_first_token: bool = False
     row: RunningSequence[Request] | None = None
@@ -163,7 +163,7 @@ class SchedulerOutput:
 
 
 class SimulatedScheduler:
-    """The scheduler. Blocks have 16 tokens, whatever size the configuration names."""
+    """The scheduler. Blocks have 16 tokens, also if the configuration names another size."""
 
     def __init__(self, vllm_config: SimulatedConfig, **_: Any) -> None:  # noqa: ANN401 - vLLM's other arguments
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config

@@ -34,7 +34,7 @@ class SimulationSettings:
     weights_s: float = 0.0
     load_s: float = 0.0
     warm_up_s: float = 0.0
-    """How long each stage of the start takes."""
+    """Duration of each stage of the start."""
     faults: tuple[TimedFault, ...] = ()
 
     def to_json(self) -> str:

@@ -45,7 +45,7 @@ class DrainClock:
 
     @property
     def deadline(self) -> float:
-        """Return when vLLM is stopped, whatever still runs."""
+        """Return when vLLM is stopped, with or without running requests."""
         return self.began + self.seconds
 
     @property

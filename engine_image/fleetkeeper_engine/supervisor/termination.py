@@ -95,7 +95,7 @@ _COMPILED = tuple((death, re.compile(pattern), message) for death, pattern, mess
 _PREFIX = re.compile(r"^(?:\([^)]*\)\s*)*(?:ERROR [^\]]*\] ?)?")
 """Process, level, time and place before a line of vLLM's log."""
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
-"""How the last line of a traceback begins."""
+"""Pattern of the start of a traceback's last line."""
 _FOLLOWS = re.compile(r"EngineDeadError|Executor failed|Engine core initialization failed")
 """An exception that only says that another process ended."""
 _COUNTED = re.compile(r"ValidationError: \d+ validation errors? for")

@@ -1,4 +1,4 @@
-"""Who may call: the API key, the supervisor's token, and callers on this machine.
+"""Access control: the API key, the supervisor's token, and callers on this machine.
 
 The middleware is outside vLLM's own API-key check, so it checks the key itself before a request may
 take a place in the queue.

@@ -338,7 +338,7 @@ class TierMiddleware:
 
 
 def _purpose(route: Route, path: str) -> str:
-    """Return what a request uses its grant for: one generation, whatever its path is."""
+    """Return the purpose of a request's grant: one generation for all generating paths, or a tokenizer path."""
     return path if route is Route.TOKENIZER else route.value
 
 

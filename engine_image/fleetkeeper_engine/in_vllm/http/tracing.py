@@ -36,7 +36,7 @@ from fleetkeeper_engine.in_vllm.http.span_export import start_tracer
 OUTCOME = "fleetkeeper.admission.outcome"
 """admitted, refused, or cancelled."""
 REASON = "fleetkeeper.admission.reason"
-"""Of a refusal: the `code` of its error, for example queue_full."""
+"""Attribute of a refusal: the `code` of its error, for example queue_full."""
 RETRY_AFTER = "fleetkeeper.admission.retry_after_seconds"
 WAIT = "fleetkeeper.admission.wait_seconds"
 """From the last byte of the body to the outcome."""
@@ -93,7 +93,7 @@ class TracedTierMiddleware:
         )
         scope = without_headers(scope, _REPLACED, _context_headers(span))
         if not span.is_recording():
-            # The headers still tell vLLM not to record.
+            # The headers still make vLLM not record.
             await self._tiers(scope, receive, send)
             return
         admission = AdmissionSpan(span, scope["path"], headers.get(_TIER, b""), receive, send)
@@ -156,7 +156,7 @@ class AdmissionSpan:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             if self._status == _UNAUTHORIZED:
-                # Not ended, so not sent: without the key, nobody causes spans.
+                # Not ended, so not sent: a client without the key must not cause spans.
                 self._span = None
                 return
             span.set_attribute("http.response.status_code", self._status)

@@ -25,7 +25,7 @@ logger = logging.getLogger("vllm.fleetkeeper")
 
 
 class Identity(Protocol):
-    """Who sent a request, by its grant."""
+    """The sender of a request, from its grant."""
 
     @property
     def attempt(self) -> str:
@@ -51,11 +51,11 @@ class Account:
     cached: int = 0
     answer: int = 0
     sequences: set[str] = field(default_factory=set)
-    """Those in vLLM's hands."""
+    """Sequences that vLLM processes."""
     used: bool = False
-    """Whether a sequence was added since the last entry."""
+    """True if a sequence was added since the last entry."""
     ended: bool = False
-    """Whether the HTTP request is over."""
+    """True once the HTTP request is over."""
     aborted: bool = False
 
 
@@ -140,7 +140,7 @@ class Accounts:
         try:
             self._ledger.set_state(errors=1)
         except OSError:
-            # The number of errors is in memory; the next write that succeeds tells it.
+            # The number of errors is in memory; the next successful write records it.
             return
 
     def _add(self, sequence: str, adapter: str, account: Account | None) -> Account:

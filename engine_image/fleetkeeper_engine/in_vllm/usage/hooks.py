@@ -2,8 +2,9 @@
 
 vLLM's own counters (`vllm:prompt_tokens_total` and its like) are sums over the outputs that
 `OutputProcessor` handles. So the same method counts here, for the same outputs, in the same order:
-the sums are equal, also for requests that are aborted. vLLM's classes are not public. What is needed
-of them is checked, whatever the version, and without it requests run as before and are not counted.
+the sums are equal, also for requests that are aborted. vLLM's classes are not public. The
+parts that are needed of them are checked in every version. Without them, requests run as before and
+are not counted.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _followed(original: Callable[..., Any], action: Action, accounts: Accounts) 
         result = original(*args, **kwargs)
         try:
             action(result, *args, **kwargs)
-        except Exception as problem:  # noqa: BLE001 - whatever it is, requests go on
+        except Exception as problem:  # noqa: BLE001 - after any error, requests continue
             accounts.report(problem)
         return result
 

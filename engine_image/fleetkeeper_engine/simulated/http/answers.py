@@ -42,20 +42,20 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one request is answered.
-
-    `choices`: of each prompt. `top`: alternatives of each token, if logprobs were asked for. `details`:
-    whether usage says what was cached. `echoes`: the text before each answer, by prompt.
-    """
+    """The format of a request's answer."""
 
     request_id: str
     model: str
     created: int
     chat: bool
     choices: int
+    """Choices of each prompt."""
     top: int | None
+    """Alternatives of each token, if logprobs were requested."""
     details: bool
+    """True if usage states the cached tokens."""
     echoes: Sequence[str] = ()
+    """Text before each answer, by prompt."""
 
     def whole(self, found: Sequence[Choice]) -> dict[str, Any]:
         """Return a whole answer."""

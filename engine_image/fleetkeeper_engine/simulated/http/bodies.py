@@ -26,7 +26,7 @@ class _Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream says of its usage."""
+    """The usage that a stream reports."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False

@@ -149,7 +149,7 @@ class Verifier:
         self._used = {jti: until for jti, until in self._used.items() if until > now}
         if identifier in self._used:
             raise UnauthorizedError("the token was used before")
-        # The longest time that a token can still pass the age check, whatever its iat is.
+        # The maximum time for which a token can still pass the age check, with any iat.
         self._used[identifier] = now + MAX_AGE_S + 2 * LEEWAY_S
 
 

@@ -19,21 +19,21 @@ from fleetkeeper_engine.supervisor.control_api.usage_auth import UsageVerifier
 
 _PIECE = 50
 READER_S = 60.0
-"""After this time without a request for a page, nobody is taken to read."""
+"""Time without a request for a page after which the ledger counts as not read."""
 LAST_READ_S = 3.0
-"""Longest wait of an ended pod for its last page to be read."""
+"""Maximum wait of an ending pod for its last page to be read."""
 NO_LEDGER = "the engine has written no ledger yet"
 
 
 class BadUsageRequestError(ValueError):
-    """The query is wrong. The message says what."""
+    """The query is not valid. The message states the reason."""
 
 
 def parse_query(query: Any) -> tuple[str, int]:  # noqa: ANN401 - a multidict
-    """Return boot and number after which to read.
+    """Return the boot and the number after which to read.
 
     Raises:
-        BadUsageRequestError: if the number is none.
+        BadUsageRequestError: if the number is not valid.
     """
     after = query.get("after", "0")
     if not after.isascii() or not after.isdigit() or len(after) > 18:
@@ -43,7 +43,7 @@ def parse_query(query: Any) -> tuple[str, int]:  # noqa: ANN401 - a multidict
 
 @dataclass(slots=True)
 class UsagePort:
-    """What the control port needs to answer for usage."""
+    """The parts that the control port needs to serve usage."""
 
     verifier: UsageVerifier
     ledger: Path
@@ -85,7 +85,7 @@ class UsagePort:
         return response
 
     async def wait_until_read(self) -> None:
-        """Return when all entries were read, at once if nobody reads, and after `LAST_READ_S` at most."""
+        """Wait until all entries were read, for at most `LAST_READ_S`. Without a reader, return at once."""
         if self._read is None or time.monotonic() - self._read > READER_S:
             return
         reader = LedgerReader.open(self.ledger)
@@ -110,7 +110,7 @@ def page(reader: LedgerReader, head: LedgerHead, served_name: str, after: int) -
     start |= {"counting": head.counting, "errors": head.errors}
     yield json.dumps(start)[:-1].encode() + b', "entries": ['
     sent, between = 0, ""
-    # With entries to send, only the last of them tells the sums up to it.
+    # With entries to send, only the last of them has the sums up to it.
     sums = None if first <= last else head.sums
     entries = reader.entries(first, last)
     while piece := list(islice(entries, _PIECE)):

@@ -27,7 +27,7 @@ class MemoryState:
     above_since: float | None = None
     over_cap: bool = False
     own: bool = True
-    """Whether the last sample covered this pod's processes alone."""
+    """True if the last sample covered only this pod's processes."""
     sampled_at: float | None = None
     """When memory was last measured; None means never."""
 

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.fleetkeeper")
 
 CHECK_PERIOD_S = 1.0
-"""Time between two looks at the file; without a change a look is one stat call."""
+"""Period of the check for a changed file. A check without a change is one stat call."""
 wall_clock = time.time
 _BAGGAGE = GRANT_BAGGAGE_KEY.encode()
 UNREAD = GrantsFile()
-"""The state before the file was looked at."""
+"""The state before the file was first read."""
 CLOSED = GrantsFile(demanded=True)
 _CLAIM_KEY = "fleetkeeper.grant_claim"
 
 
 class GrantsFullError(Exception):
-    """No other grant can be remembered at the moment."""
+    """The replay cache is full."""
 
 
 class GrantGate:
-    """Demands grants as the file says. What cannot be read leaves the last state in force."""
+    """Demands grants as the file states. If the file cannot be read, the last state remains valid."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class GrantGate:
 
     def _keep(self, file: Path, error: Exception) -> None:
         if self._state is UNREAD:
-            # The file exists, so there is a gateway. Nobody passes until it says who may.
+            # The file exists, so there is a gateway. All requests are refused until the file is valid.
             self._state = CLOSED
         problem = f"{file} is invalid, grants demanded={self._state.demanded} as before: {error}"
         if problem != self._problem:

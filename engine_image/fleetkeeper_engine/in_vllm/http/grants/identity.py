@@ -1,4 +1,4 @@
-"""Who sent a request, as its grant says. Other middleware finds it in the request's scope."""
+"""The sender of a request, from its grant. Other middleware finds it in the request's scope."""
 
 from __future__ import annotations
 
