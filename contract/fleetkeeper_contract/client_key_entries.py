@@ -52,7 +52,7 @@ class BadEntry(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ClientKey:
-    """What the Secret of a key says."""
+    """The entries of a key's Secret."""
 
     name: str
     digests: tuple[str, ...]

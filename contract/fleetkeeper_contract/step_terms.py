@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 
 class StepSums(NamedTuple):
-    """Sums of products over the steps of one class.
-
-    `prefill`: prefill tokens P of a step. `sequences`: sequences B in it. `kv`: resident KV tokens.
-    `seconds`: batch time. `a_b`: the sum of the products of a and b.
-    """
+    """Sums of products over the steps of one class. Field `a_b`: sum of the products of a and b."""
 
     steps: float = 0.0
     prefill: float = 0.0
+    """Prefill tokens P of the steps."""
     sequences: float = 0.0
+    """Sequences B in the steps."""
     kv: float = 0.0
+    """Resident KV tokens."""
     seconds: float = 0.0
+    """Batch time."""
     prefill_prefill: float = 0.0
     prefill_sequences: float = 0.0
     prefill_kv: float = 0.0

@@ -26,7 +26,7 @@ SUFFIX: Final = ".jsonl"
 HOUR_FORMAT: Final = "%Y-%m-%dT%H"
 HOUR_S: Final = 3600
 DIMENSIONS: Final = ("key", "model", "tier", "service")
-"""By what usage can be told. A service is NAMESPACE/NAME."""
+"""Dimensions by which usage can be grouped. A service is NAMESPACE/NAME."""
 COUNTS: Final = ("requests", "aborted", "prompt", "cached", "answer")
 
 
@@ -68,7 +68,7 @@ def hours_of_files(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """By what tokens are told apart within an hour."""
+    """The dimensions of a sum of tokens within an hour."""
 
     namespace: str
     service: str
@@ -108,7 +108,7 @@ class Line:
     hour: str
     dimensions: Dimensions
     counts: Counts
-    """Of a loss, `requests` is the number of lost entries."""
+    """The counts. In a loss, `requests` is the number of lost entries."""
     lost: bool = False
 
 

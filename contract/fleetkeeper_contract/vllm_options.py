@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 
 class Setter(Flag):
-    """Who may set an option. The supervisor of an engine may set all of them."""
+    """The party that may set an option. The supervisor of an engine may set all options."""
 
     SUPERVISOR = 0
     FIELD = auto()

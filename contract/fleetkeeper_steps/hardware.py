@@ -38,16 +38,7 @@ class InvalidHardware(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A model on one replica's accelerators. Times in seconds; source: the data of the fit.
-
-    `t0_s`: time of every step. `w_s`: time to read the weights, which hides that of few tokens. `g_s`: per
-    token in the step. `b_s`: per decoding sequence. `c_s`: per resident KV token. `q_s`: per pair of a
-    prefill token and a token before it. `kv_capacity_tokens`: tokens that the KV cache holds.
-    `step_overhead_s`, `sequence_overhead_s` and `request_overhead_s`: time around the kernels per step, per
-    decoding sequence in it, and per request that it admits. `cold_start_s`: from the creation of a pod to
-    a loaded model, image and weights cached (a median). `kernel_ratio`: factor on the kernels' time.
-    `median_error_ratio`: of the fit, over the steps that it was fitted to.
-    """
+    """A model on one replica's accelerators. Times are in seconds."""
 
     name: str
     model: str
@@ -55,19 +46,33 @@ class Hardware:
     gpus: int
     precision: str
     t0_s: float
+    """Time of every step."""
     w_s: float
+    """Time to read the weights, which hides the time of few tokens."""
     g_s: float
+    """Time per token in the step."""
     b_s: float
+    """Time per decoding sequence."""
     c_s: float
+    """Time per resident KV token."""
     q_s: float
+    """Time per pair of a prefill token and a token before it."""
     kv_capacity_tokens: float
+    """Tokens that the KV cache holds."""
     step_overhead_s: float = STEP_OVERHEAD_S
+    """Time around the kernels per step."""
     sequence_overhead_s: float = SEQUENCE_OVERHEAD_S
+    """Time around the kernels per decoding sequence in a step."""
     request_overhead_s: float = REQUEST_OVERHEAD_S
+    """Time around the kernels per request that a step admits."""
     cold_start_s: float = 75.0
+    """Median time from the creation of a pod to a loaded model, with image and weights cached."""
     kernel_ratio: float = KERNEL_RATIO
+    """Factor on the kernels' time."""
     median_error_ratio: float = 0.0
+    """Median error of the fit, over the steps that it was fitted to."""
     source: str = ""
+    """The data of the fit."""
     weights: str = ""
     kv_cache: str = ""
 

@@ -35,21 +35,22 @@ R = TypeVar("R", bound=Request)
 
 @dataclass(slots=True, eq=False)
 class RunningSequence(Generic[R]):
-    """A request inside the engine.
-
-    `left`: prompt tokens to compute. `computed`: tokens in the KV cache when it began to decode, or so
-    far. `blocks`: at that time. `entered`, `ends`: the clock then, and when its last token comes.
-    `chunk`: prompt tokens in the last step that had any.
-    """
+    """A request inside the engine."""
 
     request: R
     left: int
+    """Prompt tokens to compute."""
     computed: int
+    """Tokens in the KV cache when it began to decode, or so far."""
     blocks: int
+    """KV blocks at that time."""
     serial: int
     entered: int = 0
+    """The clock at that time."""
     ends: int = 0
+    """The clock at its last token."""
     chunk: int = 0
+    """Prompt tokens in the last step that had any."""
 
 
 class PrefillStep(NamedTuple):
@@ -78,21 +79,21 @@ class DecodeSteps(NamedTuple):
 
 @dataclass(slots=True)
 class RunningSequences(Generic[R]):
-    """The sequences that prefill or decode, and the KV blocks that they hold.
-
-    `max_chunk`: prompt tokens of one sequence in a step; 0: no bound. `rank`: the request of the highest
-    rank is preempted first; None: the last that started. `preempted`: since the caller emptied it.
-    """
+    """The sequences that prefill or decode, and the KV blocks that they hold."""
 
     costs: StepCosts
     blocks: int
     max_chunk: int = 0
+    """Maximum prompt tokens of one sequence in a step; 0: no bound."""
     rank: Callable[[R], Any] | None = None
+    """Returns the rank of a request. The highest rank is preempted first; None: the last that
+    started."""
     blocks_used: int = 0
     kv_tokens: int = 0
     prefilling: list[RunningSequence[R]] = field(default_factory=list)
     decoding: dict[int, RunningSequence[R]] = field(default_factory=dict)
     preempted: list[R] = field(default_factory=list)
+    """Requests that were preempted since the caller emptied the list."""
     _has_preempted: bool = False
     _clock: int = 0
     _serial: int = 0

@@ -1,4 +1,4 @@
-"""What a body asks of an engine: its sequences, and the tokens that they may take. As vLLM reads it.
+"""The work that a body requests of an engine, as vLLM reads it: its sequences and their tokens.
 
 The gateway's limits, the backlog of batches and the engine's admission use these numbers.
 """
@@ -13,7 +13,7 @@ from fleetkeeper_contract.bodies.outline import Many
 from fleetkeeper_contract.bodies.reader import JsonBody, token_numbers
 
 BYTES_PER_TOKEN: Final = 4
-"""Of a text, as a rule of thumb."""
+"""Bytes of text for each token, as a rule of thumb."""
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 RESPONSES: Final = "/v1/responses"
@@ -51,7 +51,7 @@ _WHOLE = re.compile(r"([+-]?[0-9][0-9_]*)(?:\.0+)?")
 
 
 class Asked(NamedTuple):
-    """What a body asks for."""
+    """The work that a body requests."""
 
     prompt_bytes: int
     """Bytes of text. What is no text counts as the bytes that text of as many tokens has."""
@@ -126,7 +126,9 @@ def _answer_tokens(body: JsonBody, path: str) -> int | None:
     if not named:
         return None
     read = [whole(body, value) for value in named]
-    return max(MAX_COUNTED if one is None else min(max(one, 0), MAX_COUNTED) for one in read)
+    return max(
+        MAX_COUNTED if tokens is None else min(max(tokens, 0), MAX_COUNTED) for tokens in read
+    )
 
 
 def _inputs(name: str, value: object) -> int:

@@ -19,7 +19,7 @@ class Media(NamedTuple):
 
     items: int
     encoded_bytes: int
-    """Of items that are in the body itself."""
+    """Encoded bytes of items that are in the body itself."""
 
 
 _NONE: Final = Media(0, 0)
@@ -32,9 +32,9 @@ def media_of(body: JsonBody) -> Media:
         return _NONE
     items = encoded = 0
     for part in parts:
-        for one in _ITEMS.intersection(part):
+        for item in _ITEMS.intersection(part):
             items += 1
-            encoded += _encoded_bytes(body, one, part[one])
+            encoded += _encoded_bytes(body, item, part[item])
     return Media(items, encoded)
 
 
