@@ -59,9 +59,11 @@ def settings_classes() -> list[type[BaseSettings]]:
             continue
         module = importlib.import_module(name)
         found += [
-            one
-            for one in vars(module).values()
-            if isinstance(one, type) and issubclass(one, BaseSettings) and one.__module__ == name
+            value
+            for value in vars(module).values()
+            if isinstance(value, type)
+            and issubclass(value, BaseSettings)
+            and value.__module__ == name
         ]
     return found
 
@@ -69,9 +71,9 @@ def settings_classes() -> list[type[BaseSettings]]:
 def settings() -> dict[str, Setting]:
     """Return every setting by its variable. Several parts may read one."""
     found: dict[str, Setting] = {}
-    for one in settings_classes():
-        part = one.__module__.split(".")[1]
-        for name, info in one.model_fields.items():
+    for part_settings in settings_classes():
+        part = part_settings.__module__.split(".")[1]
+        for name, info in part_settings.model_fields.items():
             made = _setting(name, info)
             setting = found.setdefault(made.variable, made)
             if part not in setting.parts:
@@ -101,9 +103,11 @@ def _settings() -> Iterator[str]:
     yield ""
     yield "| variable | type | default | | part |"
     yield "| --- | --- | --- | --- | --- |"
-    for one in sorted(settings().values(), key=lambda item: (item.parts[0], item.variable)):
-        parts = ", ".join(f"`{part}`" for part in one.parts)
-        yield row(f"`{one.variable}`", one.kind, one.default, one.description, parts)
+    for setting in sorted(settings().values(), key=lambda item: (item.parts[0], item.variable)):
+        parts = ", ".join(f"`{part}`" for part in setting.parts)
+        yield row(
+            f"`{setting.variable}`", setting.kind, setting.default, setting.description, parts
+        )
 
 
 # -- metrics ----------------------------------------------------------------------------------------
@@ -124,11 +128,13 @@ def metrics() -> list[Metric]:
     for name in _modules():
         _register_metrics(importlib.import_module(name))
     found = []
-    for one in set(vars(REGISTRY)["_collector_to_names"]):
-        for family in _families(one):
+    for collector in set(vars(REGISTRY)["_collector_to_names"]):
+        for family in _families(collector):
             if family.name.startswith((NAMESPACE, *BATCH)):
                 total = "_total" if family.type == "counter" else ""
-                labels = vars(one if isinstance(one, MetricWrapperBase) else family)["_labelnames"]
+                labels = vars(collector if isinstance(collector, MetricWrapperBase) else family)[
+                    "_labelnames"
+                ]
                 name = family.name + total
                 found.append(Metric(name, family.type, tuple(labels), family.documentation))
     return sorted(found, key=lambda metric: metric.name)
@@ -142,11 +148,13 @@ def _register_metrics(module: ModuleType) -> None:
                 make()
 
 
-def _families(one: Collector) -> Iterable[Family]:
-    """Return the metrics of a collector: of the library's own, or of one of the gateway's."""
-    if isinstance(one, MetricWrapperBase):
-        return one.describe()
-    return one.collect() if type(one).__module__.startswith("fleetkeeper_gateway.") else ()
+def _families(collector: Collector) -> Iterable[Family]:
+    """Return the metrics of a collector, if it belongs to the library or the gateway."""
+    if isinstance(collector, MetricWrapperBase):
+        return collector.describe()
+    return (
+        collector.collect() if type(collector).__module__.startswith("fleetkeeper_gateway.") else ()
+    )
 
 
 def _metrics() -> Iterator[str]:
@@ -156,9 +164,9 @@ def _metrics() -> Iterator[str]:
     yield "text of a client: a cluster may have 10,000 keys. Usage by key is what `fleetkeeper usage` shows"
     yield "([usage](../gateway-usage.md)). Other metrics of the fleet are [here](metrics.md)."
     yield ""
-    usage = [one for one in metrics() if one.name.startswith(f"{NAMESPACE}usage_")]
-    batch = [one for one in metrics() if one.name.startswith(BATCH)]
-    serve = [one for one in metrics() if one not in (*usage, *batch)]
+    usage = [metric for metric in metrics() if metric.name.startswith(f"{NAMESPACE}usage_")]
+    batch = [metric for metric in metrics() if metric.name.startswith(BATCH)]
+    serve = [metric for metric in metrics() if metric not in (*usage, *batch)]
     yield "## Request path"
     yield ""
     yield "Port 8081 of the pods of `fleetkeeper-gateway serve`, path `/metrics`."
@@ -181,9 +189,9 @@ def _metrics() -> Iterator[str]:
 def _table(found: Iterable[Metric]) -> Iterator[str]:
     yield "| metric | type | labels | |"
     yield "| --- | --- | --- | --- |"
-    for one in found:
-        labels = ", ".join(f"`{label}`" for label in one.labels)
-        yield row(f"`{one.name}`", one.kind, labels, one.meaning)
+    for metric in found:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        yield row(f"`{metric.name}`", metric.kind, labels, metric.meaning)
 
 
 def _modules() -> list[str]:

@@ -280,8 +280,14 @@ def _settings() -> Iterator[str]:
     yield ""
     yield "| setting | type | default | | variable |"
     yield "| --- | --- | --- | --- | --- |"
-    for one in settings_rows():
-        yield row(f"`{one.name}`", one.kind, one.default, one.description, one.variable)
+    for setting in settings_rows():
+        yield row(
+            f"`{setting.name}`",
+            setting.kind,
+            setting.default,
+            setting.description,
+            setting.variable,
+        )
     yield ""
     yield "A peer with `cidr` is a range of addresses; otherwise it is the pods with `podLabels` in the namespaces with"
     yield "`namespaceLabels` (absent: the service's own namespace). An empty peer is rejected: in a"

@@ -56,7 +56,7 @@ EXPORTS = {
 }
 """The requirement files that are exported from uv.lock, and what of it each contains."""
 ADDITIONS = ("engine-streamer", "engine-test")
-"""What an engine environment has in addition to torch and vLLM, each in a directory of its own."""
+"""Distributions of an engine environment in addition to torch and vLLM, each in a directory of its own."""
 
 
 def cache_dir() -> Path:

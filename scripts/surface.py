@@ -1,4 +1,4 @@
-"""What processes of different releases share, and no other generated file shows: tests/golden/surface.yaml.
+"""The interfaces between releases that no other generated file shows: tests/golden/surface.yaml.
 
 A change of structure must not change it. Where a change is meant, the file shows it in review, and the
 version beside it must change too: pods of an earlier release keep running during an upgrade.

@@ -41,7 +41,7 @@ class Verdict:
     blocks: bool
     why: str
     output: str = ""
-    """What pytest printed on the parent."""
+    """The output of pytest on the parent."""
 
 
 class NoParentError(Exception):

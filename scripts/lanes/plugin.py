@@ -14,7 +14,7 @@ from lanes import parent, quarantine, slices
 from lanes.processor import ProcessorTime
 
 NOT_THIS_CHANGE: Final = "not this change"
-"""How pytest's closing line counts failures that the first parent has too."""
+"""Name in pytest's closing line of failures that the first parent has too."""
 NOTES: Final = "out/not-this-change"
 
 
@@ -46,7 +46,7 @@ class _Node(Protocol):
 
 @dataclass
 class Ran:
-    """What the reports of an exhaustive test add up to."""
+    """The sum of the reports of an exhaustive test."""
 
     seconds: float = 0.0
     outcomes: set[str] = field(default_factory=set)
@@ -68,7 +68,7 @@ class Lanes:
             [] if config.option.with_quarantined else quarantine.read_quarantine(self.root)
         )
         self.selected: dict[str, Any] = {"slice": "", "quarantined": [], "error": ""}
-        """What the workers report to the process that prints: plain values."""
+        """The report of a worker to the printing process: plain values."""
         self.ran: dict[str, Ran] = defaultdict(Ran)
         self.verdicts: list[parent.Verdict] = []
         wanted = config.option.processor_bound is not None and not self.worker

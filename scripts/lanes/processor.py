@@ -23,17 +23,17 @@ class Used:
     """Processor seconds, user and system."""
 
     own_s: float
-    """Of the processes of this run."""
+    """Processor seconds of the processes of this run."""
     source: str
     machine_s: float
-    """Of the whole machine in that time: containers of a node are in cgroups of their own."""
+    """Processor seconds of the whole machine in that time: containers of a node are in cgroups of their own."""
 
 
 class ProcessorTime:
     """The processor seconds since its creation.
 
-    In a cgroup (v2) of its own, the process also counts daemons that nobody waits for. Where it cannot
-    make one, it counts itself and the children that were waited for.
+    In a cgroup (v2) of its own, the process also counts daemons without a waiting parent. Where it cannot
+    create a cgroup, it counts itself and the children that were waited for.
     """
 
     def __init__(self) -> None:

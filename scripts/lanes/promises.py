@@ -48,7 +48,7 @@ class Promise:
     page: str
     sentence: str
     real: bool | None
-    """Whether it is about vLLM itself, so that a simulated engine cannot hold it; None: not stated."""
+    """True if it is about vLLM itself, so that a simulated engine cannot hold it; None: not stated."""
 
 
 def read_promises(root: Path) -> list[Promise]:

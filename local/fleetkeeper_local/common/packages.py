@@ -46,7 +46,7 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 LOCK = Path("/run/lock/fleetkeeper-packages")
 APT_TIMEOUT_S = 900
 LOCK_TIMEOUT_S = 600
-"""How long apt-get waits for another apt-get."""
+"""Time for which apt-get waits for another apt-get."""
 
 
 def missing_packages(wanted: dict[str, str]) -> list[str]:

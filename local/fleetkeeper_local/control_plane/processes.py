@@ -22,7 +22,7 @@ POLL_S = 0.03
 
 @dataclass(frozen=True)
 class _Record:
-    """A process's record; the start time tells it from a later process with the same pid."""
+    """A process's record; the start time distinguishes it from a later process with the same pid."""
 
     pid: int
     create_time: float

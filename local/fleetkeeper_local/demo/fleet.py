@@ -125,7 +125,7 @@ class Fleet:
         question: Callable[[], Any],
         what: str,
         no_progress_s: float = NO_PROGRESS_S,
-    ) -> Any:  # noqa: ANN401 - whatever the question answers
+    ) -> Any:  # noqa: ANN401 - the question's own result
         """Return the first result of `question` that is true; wait while the fleet makes progress.
 
         Raises:

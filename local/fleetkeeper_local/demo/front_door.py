@@ -39,7 +39,7 @@ class Answer:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Return the prompt and answer tokens that the answer tells."""
+        """Return the prompt and answer tokens that the answer states."""
         usage = self.body["usage"]
         return usage["prompt_tokens"], usage["completion_tokens"]
 
@@ -159,7 +159,7 @@ def set_access(fleet: Fleet, access: str, base_url: str) -> None:
 def chapter(door: FrontDoor, namespace: str, model: str, say: Callable[[str], None]) -> list[str]:
     """Create a key, reach its limit, compare what it used with what was counted; return the report.
 
-    Nobody else asks for this model with the key, so the counts are those of the answers.
+    No other client uses this model with the key, so the counts are those of the answers.
 
     Raises:
         LocalError: the gateway did something else than it promises.
@@ -179,13 +179,13 @@ def chapter(door: FrontDoor, namespace: str, model: str, say: Callable[[str], No
         raise LocalError(f"gateway: status {answer.status}: {answer.body}")
     tokens = [item.tokens for item in answered]
     used = (len(answered), sum(prompt for prompt, _ in tokens), sum(count for _, count in tokens))
-    told = tuple(more + old for more, old in zip(used, before, strict=True))
-    _await(lambda: door.counted(KEY) == told, f"usage {told}, found {door.counted(KEY)}")
+    expected = tuple(more + old for more, old in zip(used, before, strict=True))
+    _await(lambda: door.counted(KEY) == expected, f"usage {expected}, found {door.counted(KEY)}")
     lines = [
         f"fleetkeeper keys create {KEY} --namespace {namespace} {limit}",
         f"GET /v1/models with this key: {', '.join(seen)}",
         f"{used[0]} requests answered, then 429 with Retry-After: {answer.headers['retry-after']}",
-        f"The answers told {used[1]} prompt tokens and {used[2]} answer tokens.",
+        f"The answers stated {used[1]} prompt tokens and {used[2]} answer tokens.",
         "fleetkeeper usage --since 1h",
         *(f"  {line}" for line in door.command("usage", "--since", "1h").splitlines()),
     ]

@@ -176,7 +176,7 @@ class Play:
         if ramp_s:
             # It doubles in equal times: no fleet can follow a load that grows faster than it may double.
             rates = (self.rate_per_s * factor ** (step / RAMP_STEPS) for step in range(RAMP_STEPS))
-            phases[:0] = [Phase(name, ramp_s / RAMP_STEPS, one) for one in rates]
+            phases[:0] = [Phase(name, ramp_s / RAMP_STEPS, step_rate) for step_rate in rates]
         arrivals = plan_arrivals(phases, self.scenario.shape, SEED + len(self.traffic))
         traffic = Traffic(self.base_url, self.fleet.name, arrivals, PATIENCE).start()
         self.traffic.append(traffic)
@@ -199,7 +199,7 @@ class Play:
             time.sleep(POLL_S)
         traffic.end()
         if self.work is not None:
-            self.work.look(name)
+            self.work.record(name)
         self.spans.append(Span(began_s, time.time(), LOAD, f"{name}: {rate:.1f}/s"))
         for act in [] if cut else waiting:
             self._note(f"skipped, never due: {act.do.__name__.strip('_')}")
@@ -235,7 +235,7 @@ class Play:
         return now_s - self._all_ready_since_s >= SETTLED_S
 
     def _has_recovered(self) -> bool:
-        """Return whether the frozen engine has ended, whoever noticed first."""
+        """Return whether the frozen engine has ended."""
         return self.frozen is None or self.ended_at_s is not None
 
     def _unpin(self) -> None:

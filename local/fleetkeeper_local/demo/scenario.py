@@ -1,4 +1,4 @@
-"""What a run of the demo serves, and the load that it sends."""
+"""The service and the load of a run of the demo."""
 
 from __future__ import annotations
 

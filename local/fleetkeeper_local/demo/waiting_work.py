@@ -76,8 +76,8 @@ class WaitingWork:
         self.batch_id = self._command("submit", str(path), "--endpoint", ENDPOINT)
         return f"submitted a batch of {self.lines} lines"
 
-    def look(self, stage: str) -> None:
-        """Remember the progress at the end of a stage.
+    def record(self, stage: str) -> None:
+        """Record the progress at the end of a stage.
 
         Raises:
             LocalError: the batch process does not answer.
@@ -111,7 +111,7 @@ class WaitingWork:
             LocalError: the batch did not complete, or a line has not exactly one result.
         """
         self._command("status", self.batch_id, "--watch", "--json", timeout_s=END_TIMEOUT_S)
-        self.look("end")
+        self.record("end")
         fetched = json.loads(
             self._command("fetch", self.batch_id, "--out", str(self.folder), "--json")
         )
@@ -191,12 +191,12 @@ def report(seen: Sequence[Seen], samples: Sequence[Sample], done: int, failed: i
     lines = [
         f"{'until the end of':20}{'done':>6}{'failed':>8}{'refused':>9}{'realtime TTFT p95 s':>21}"
     ]
-    for one in seen:
-        told_s = first.get(one.stage)
+    for stage in seen:
+        first_token_s = first.get(stage.stage)
         lines.append(
-            f"{one.stage:20}{one.done:6}{one.failed:8}"
-            f"{'-' if one.refused is None else one.refused:>9}"
-            f"{'-' if told_s is None else format(told_s, '.2f'):>21}"
+            f"{stage.stage:20}{stage.done:6}{stage.failed:8}"
+            f"{'-' if stage.refused is None else stage.refused:>9}"
+            f"{'-' if first_token_s is None else format(first_token_s, '.2f'):>21}"
         )
     return [
         *lines,

@@ -18,7 +18,7 @@ Manifest = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
 DNS_PORT = 5353
 """Above 1023, so that CoreDNS needs no capability."""
-NOBODY = 65534
+NOBODY_UID = 65534
 SCRAPE_PERIOD = "2s"
 PROMETHEUS_USER = "prometheus"
 MONITORING = "monitoring"
@@ -102,7 +102,7 @@ def desired_dns(image: str) -> list[Manifest]:
                         "nodeSelector": {"kubernetes.io/os": "linux"},
                         "securityContext": {
                             "runAsNonRoot": True,
-                            "runAsUser": NOBODY,
+                            "runAsUser": NOBODY_UID,
                             "seccompProfile": {"type": "RuntimeDefault"},
                         },
                         "containers": [container],

@@ -24,7 +24,7 @@ CNI_STATE = Path("/var/lib/cni")
 CNI_RESULTS = CNI_STATE / "results"
 CONTAINER_LOGS = Path("/var/log/containers")
 KUBELET_DEFAULT = Path("/var/lib/kubelet")
-"""The kubelet creates a device-plugins directory here, whatever its root directory is."""
+"""The kubelet creates a device-plugins directory here, also with another root directory."""
 SHIM_STATE = Path("/run/containerd")
 END_TIMEOUT_S = 10.0
 

@@ -169,7 +169,7 @@ class Node:
         if not registry.has_image(port, name, tag):
             layouts = self.directory / "image-layouts"
             layer = oci.write_layer(binary.parent, "", layouts / f"{name}-{tag}.layer")
-            config = oci.ImageConfig(entrypoint=[f"/{name}"], user=str(addons.NOBODY))
+            config = oci.ImageConfig(entrypoint=[f"/{name}"], user=str(addons.NOBODY_UID))
             layout = oci.write_image(layouts / f"{name}-{tag}", [layer], config)
             registry.push(f"oci:{layout}:1", port, name, tag)
         return registry.reference(port, name, tag)

@@ -25,7 +25,7 @@ class NodeSettings:
     registry_port: int = 5000
     prometheus_port: int = 9090
     prometheus: bool = True
-    """Whether to run a Prometheus that scrapes annotated pods."""
+    """True to run a Prometheus that scrapes annotated pods."""
 
     @property
     def node_ip(self) -> str:

@@ -12,7 +12,7 @@ TIMEOUT_S = 120.0
 _ABSENT = re.compile(
     r"manifest unknown|name unknown|repository name not known|(?:artifact|repository) \S+ not found"
 )
-"""How registries say that they do not have a name: docker-registry, GHCR, Harbor."""
+"""Messages by which registries report an unknown name: docker-registry, GHCR, Harbor."""
 
 
 def host(name: str) -> str | None:

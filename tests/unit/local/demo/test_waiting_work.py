@@ -90,7 +90,7 @@ def test_the_lines_are_valid_and_name_the_model(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_batch_is_submitted_followed_and_read(server: BatchServer, tmp_path: Path) -> None:
     work = work_at(server, tmp_path)
-    work.look("x1")
+    work.record("x1")
     assert work.seen == []  # before it is submitted there is nothing to see
     assert work.submit() == f"submitted a batch of {LINES} lines"
     batch = server.batches[work.batch_id]
@@ -98,7 +98,7 @@ def test_a_batch_is_submitted_followed_and_read(server: BatchServer, tmp_path: P
     batch.update(
         status="in_progress", request_counts={"total": LINES, "completed": 50, "failed": 1}
     )
-    work.look("x4")
+    work.record("x4")
     server.files |= {"file-out": results(IDS[2:]), "file-err": results(IDS[:2])}
     batch.update(
         status="completed",
@@ -121,7 +121,7 @@ def test_a_batch_that_does_not_complete_ends_the_demo(server: BatchServer, tmp_p
     server.batches[work.batch_id]["status"] = "expired"
     with pytest.raises(LocalError, match="is expired"):
         work.end([])
-    work.look("x4")
+    work.record("x4")
     assert work.seen[0].refused is None
 
 
