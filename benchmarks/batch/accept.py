@@ -178,9 +178,9 @@ async def most_memory(pid: int) -> int:
 def memory_of(pid: int) -> int:
     """Return the bytes of a process and of all that it started. What they share counts once."""
     total = 0
-    for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            total += one.memory_full_info().pss
+            total += process.memory_full_info().pss
     return total
 
 

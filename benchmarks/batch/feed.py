@@ -92,7 +92,7 @@ async def row_of(engine: BatchEngine, replicas: int) -> list[str]:
         seen.append(await engine.asked("running"))
         await asyncio.sleep(0.5)
     most = replicas * SEQUENCES
-    fed = statistics.fmean(min(most, one) for one in seen) / most
+    fed = statistics.fmean(min(most, running) for running in seen) / most
     judged = "met" if fed >= LEAST else "**missed**"
     return [str(replicas), str(most), f"{statistics.fmean(seen):.0f}", f"{fed:.2f} ({judged})"]
 
@@ -120,8 +120,8 @@ async def cost_of_lines(folder: Path) -> str:
 def processor_s(pid: int) -> float:
     """Return the processor time of a process and all that it has started and that still runs."""
     parent = psutil.Process(pid)
-    times = [one.cpu_times() for one in (parent, *parent.children(recursive=True))]
-    return sum(one.user + one.system + one.children_user + one.children_system for one in times)
+    found = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
+    return sum(cpu.user + cpu.system + cpu.children_user + cpu.children_system for cpu in found)
 
 
 def input_file(folder: Path, seconds: float) -> Path:

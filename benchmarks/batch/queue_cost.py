@@ -29,7 +29,7 @@ from results_page import markdown_table, measured_on, write_section  # noqa: E40
 
 from fleetkeeper_gateway.batch.model import MAX_CHUNK_LINES, MAX_LINES  # noqa: E402 -- on the path above
 from fleetkeeper_gateway.batch.queue import RedisQueue  # noqa: E402 -- on the path above
-from tests.gateway.batch.queue.memory import MOST_BYTES, memory_of_states  # noqa: E402 -- on the path above
+from tests.gateway.batch.queue.memory import MAX_BYTES, memory_of_states  # noqa: E402 -- on the path above
 from tests.gateway.batch.queue.world import KEY, World  # noqa: E402 -- on the path above
 from tests.support.services.redis_server import RedisServer, redis_server  # noqa: E402 -- on the path above
 
@@ -39,7 +39,7 @@ HELD: Final = 4
 """Chunks that a process holds at the same time."""
 RENEWALS: Final = 6
 """Of a chunk that is held for a minute."""
-MOST_MS: Final = 1.0
+MAX_MS: Final = 1.0
 HEADING: Final = "The queue: time and bytes"
 TITLE: Final = "# Batches, measured\n"
 BEFORE: Final = {"waiting": "22 B a line", "held": "106 B a line", "line": "0.084 ms", "chunk": "-"}
@@ -94,9 +94,9 @@ async def cost_of(world: World, queue: RedisQueue, batches: int) -> Cost:
         for _ in range(RENEWALS):
             with renew.running():
                 assert not await queue.renew(held, {KEY: 256})
-        for one in held:
+        for chunk in held:
             with done.running():
-                await queue.done(one)
+                await queue.done(chunk)
         ended += len(held)
     clocks = (add, take, renew, done)
     processor_s = server_s(world.redis) - before + sum(each.client_s for each in clocks)
@@ -116,7 +116,9 @@ async def measure(batches: int, passes: int) -> tuple[dict[str, float], Cost]:
         memory = await memory_of_states(world, queue, batches, CHUNKS)
         await world.close()
     names = ("add", "take", "renew", "done", "processor")
-    return memory, Cost(*(statistics.median(getattr(one, name) for one in costs) for name in names))
+    return memory, Cost(
+        *(statistics.median(getattr(cost, name) for cost in costs) for name in names)
+    )
 
 
 def main() -> None:
@@ -136,18 +138,18 @@ def main() -> None:
     )
     rows = [
         *(
-            [f"memory of a chunk, {state}", BEFORE[state], f"{each:.0f} B", f"{MOST_BYTES} B"]
+            [f"memory of a chunk, {state}", BEFORE[state], f"{each:.0f} B", f"{MAX_BYTES} B"]
             for state, each in memory.items()
         ),
         ["processor time of a chunk", BEFORE["chunk"], f"{cost.processor:.2f} ms", ""],
         ["time of calls of a chunk", "-", f"{sum_of(cost):.2f} ms ({parts})", ""],
-        ["processor time of a line", BEFORE["line"], f"{line_ms:.4f} ms", f"{MOST_MS:g} ms"],
+        ["processor time of a line", BEFORE["line"], f"{line_ms:.4f} ms", f"{MAX_MS:g} ms"],
     ]
     table = markdown_table(["", "before", "measured", "at most"], rows)
     print(table)
     if not args.quick:
         write_section(HEADING, f"{ABOUT}\n\n{table}\n\n{measured_on()}", HERE / "RESULTS.md", TITLE)
-    if line_ms > MOST_MS or max(memory.values()) > MOST_BYTES:
+    if line_ms > MAX_MS or max(memory.values()) > MAX_BYTES:
         sys.exit("a bound was missed")
 
 

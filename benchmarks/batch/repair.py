@@ -90,7 +90,7 @@ async def close_half(process: RealProcess, batch_id: str) -> int:
     """Close the logs of every second chunk; return how many are open."""
     storage = create_storage(BatchSettings(batch_store=process.store, batch_store_shared=True))
     try:
-        (record,) = [one for one in await storage.batches.active() if one.id == batch_id]
+        (record,) = [batch for batch in await storage.batches.active() if batch.id == batch_id]
         chunks = (await storage.batches.index(record)).chunks
         for number, lines in list(enumerate(chunks))[::2]:
             log = storage.batches.log(record, number, lines)

@@ -267,11 +267,11 @@ class Measuring:
         """Return the block once it has all requests; it is written a little late."""
         tier = Tier.REALTIME
 
-        def told() -> bool:
+        def has_all() -> bool:
             now = self._engine.scheduler()
             return sum(now.queue_wait_of(tier)) - sum(before.queue_wait_of(tier)) >= count
 
-        await self._engine.until(told, 60.0)
+        await self._engine.until(has_all, 60.0)
         return self._engine.scheduler()
 
 

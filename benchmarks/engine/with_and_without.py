@@ -126,7 +126,7 @@ async def measure(
 def ratio_of(cycles: Sequence[Sequence[Turn]], engine: int, against: Sequence[int]) -> float:
     """Return an engine's token rate relative to the mean of others: the middle half of all cycles.
 
-    A cycle's value is 2 (a - b) / (a + b), which lies between -2 and 2 whatever happens in a turn.
+    A cycle's value is 2 (a - b) / (a + b), which always lies between -2 and 2.
     A host that stands still for a turn changes the mean over all cycles by hundredths, and the
     middle half not at all.
 

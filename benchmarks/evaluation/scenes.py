@@ -26,7 +26,7 @@ from fleetkeeper.simulate.requests import Request
 from fleetkeeper_steps.hardware import known_hardware
 
 HOUR: Final = 3600.0
-LONGEST_S: Final = 8 * HOUR
+MAX_S: Final = 8 * HOUR
 H100_8B: Final = EngineSpec(
     known_hardware()["h100-8b"].costs, known_hardware()["h100-8b"].kv_capacity_tokens
 )
@@ -112,7 +112,7 @@ def jitter(mean: float, sigma: float, slot_s: float = 60.0) -> Rate:
 
     def draw(random: Random) -> tuple[Callable[[float], float], float]:
         level, values = 0.0, []
-        for _ in range(int(LONGEST_S / slot_s)):
+        for _ in range(int(MAX_S / slot_s)):
             level = 0.8 * level + 0.6 * random.gauss(0, sigma)
             values.append(min(3 * mean, mean * math.exp(level - sigma * sigma / 2)))
         return lambda t: values[int(t / slot_s)], max(values)
@@ -135,7 +135,7 @@ def bursts(base: float, high: float, every_s: float, long_s: float) -> Rate:
 
     def draw(random: Random) -> tuple[Callable[[float], float], float]:
         starts, ends, tops, at = [], [], [], 0.0
-        while at < LONGEST_S:
+        while at < MAX_S:
             at += random.uniform(0.5, 1.5) * every_s
             starts.append(at)
             ends.append(at + random.uniform(0.5, 1.5) * long_s)

@@ -55,7 +55,7 @@ class Contender:
         if self.pid is None:
             return 0.0
         times = [item.cpu_times() for item in self._tree()]
-        return sum(one.user + one.system for one in times)
+        return sum(cpu.user + cpu.system for cpu in times)
 
     def rss_mib(self) -> float:
         """Return the resident memory of the process and its children."""

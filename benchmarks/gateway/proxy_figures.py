@@ -121,8 +121,8 @@ class Goal:
 
     def row(self) -> list[str]:
         """Return the goal as a row."""
-        told = self.measured.text(self.digits, self.unit)
-        return [self.text, told, "met" if self.met else "**missed**"]
+        figure = self.measured.text(self.digits, self.unit)
+        return [self.text, figure, "met" if self.met else "**missed**"]
 
 
 def at_most(text: str, measured: Spread, limit: float, digits: int, unit: str = "") -> Goal:

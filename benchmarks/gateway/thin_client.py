@@ -145,7 +145,7 @@ class Latencies:
 
 
 async def open_loop(target: Target, rate: float, seconds: float, seed: int) -> Latencies:
-    """Send requests at random points in time, whatever happened to those before."""
+    """Send requests at random points in time, independently of earlier requests."""
     dice = random.Random(seed)
     request = target.request(max_tokens=3)
     idle: deque[Connection] = deque()

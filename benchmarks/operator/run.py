@@ -254,7 +254,7 @@ def table(result: dict[str, Any]) -> str:
              f"{result['change_while_down']['applied_s_after_start']} s"),
             ("50 services deleted, children gone", f"{result['delete_50']['children_gone_s']} s"),
         ]  # fmt: skip
-        rows += [(f"bad input: {case}", _bad(told)) for case, told in result["bad"].items()]
+        rows += [(f"bad input: {case}", _bad(seen)) for case, seen in result["bad"].items()]
     lines = [f"| N = {result['n']} | |", "| --- | --- |"]
     return "\n".join(lines + [f"| {name} | {value} |" for name, value in rows])
 
@@ -278,11 +278,11 @@ def _median(value: object) -> str:
     return str(value)
 
 
-def _bad(told: dict[str, Any]) -> str:
-    if told["admission"] != "accepted":
-        return f"{told['admission']}: {told['message'][:160]}"
-    reason = "".join(told["events"][:1]) or told["status"]
-    return f"accepted; workload {told['child']}; writes {told['writes_20s']}; {reason[:160]}"
+def _bad(seen: dict[str, Any]) -> str:
+    if seen["admission"] != "accepted":
+        return f"{seen['admission']}: {seen['message'][:160]}"
+    reason = "".join(seen["events"][:1]) or seen["status"]
+    return f"accepted; workload {seen['child']}; writes {seen['writes_20s']}; {reason[:160]}"
 
 
 if __name__ == "__main__":

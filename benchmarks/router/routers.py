@@ -57,7 +57,7 @@ REPLY: Final = "HTTP/1.1 {}\r\nContent-Type: application/json\r\nContent-Length:
 
 @dataclass
 class Replica:
-    """What the process of one or more replicas is told, and what it counts."""
+    """The settings and the counts of a process with one or more replicas."""
 
     addresses: list[str]
     seconds: float = 0.0
@@ -125,16 +125,19 @@ class Side:
     def tree(self) -> list[psutil.Process]:
         """Return the process and its children."""
         process = [psutil.Process(self.pid)] if self.pid else []
-        return [*process, *(child for one in process for child in one.children(recursive=True))]
+        return [
+            *process,
+            *(child for parent in process for child in parent.children(recursive=True)),
+        ]
 
     def cpu_s(self) -> float:
         """Return the processor time used so far."""
-        return float(sum(sum(one.cpu_times()[:2]) for one in self.tree()))
+        return float(sum(sum(process.cpu_times()[:2]) for process in self.tree()))
 
     def memory_mib(self) -> list[float]:
         """Return the resident memory, and the proportional share of it."""
-        found = [one.memory_full_info() for one in self.tree()]
-        return [sum(one.rss for one in found) / 2**20, sum(one.pss for one in found) / 2**20]
+        found = [process.memory_full_info() for process in self.tree()]
+        return [sum(used.rss for used in found) / 2**20, sum(used.pss for used in found) / 2**20]
 
 
 @asynccontextmanager
@@ -259,8 +262,8 @@ def shown(values: Iterable[float]) -> str:
     """Return the median, and the lowest and the highest value if they differ."""
     found = list(values)
     low, middle, high = (
-        f"{one:,.0f}" if one >= 100 or one == int(one) else f"{one:.3g}"
-        for one in (min(found), median(found), max(found))
+        f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+        for value in (min(found), median(found), max(found))
     )
     return low if low == high else f"{middle} ({low} to {high})"
 
@@ -370,7 +373,7 @@ async def killed_replica(args: argparse.Namespace) -> list[str]:
             found = await task
         statuses[name] += found.statuses
         total = found.statuses.total()
-        twice = sum(one.received.value for one in replicas) - total
+        twice = sum(replica.received.value for replica in replicas) - total
         return [total, found.failed, twice, max(found.seconds) * 1e3]
 
     head = ["requests", "failed", "received by replicas, less requests", "longest good one, ms"]
@@ -378,7 +381,7 @@ async def killed_replica(args: argparse.Namespace) -> list[str]:
         "Four replicas of 50 ms, 16 clients for 8 s; one is killed after 2 s",
         await table(args, ROUTERS, head, one),
         "Answers of all rounds by status (0: none): "
-        + "; ".join(f"{name} {dict(sorted(one.items()))}" for name, one in statuses.items()),
+        + "; ".join(f"{name} {dict(sorted(counts.items()))}" for name, counts in statuses.items()),
     ]
 
 
@@ -415,8 +418,8 @@ async def hundred_replicas(args: argparse.Namespace) -> list[str]:
 
 
 MEASURES: Final = {
-    one.__name__: one
-    for one in (latency, slow_replica, full_replica, killed_replica, memory, hundred_replicas)
+    measure.__name__: measure
+    for measure in (latency, slow_replica, full_replica, killed_replica, memory, hundred_replicas)
 }
 
 

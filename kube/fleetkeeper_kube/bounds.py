@@ -1,6 +1,6 @@
 """Size limits of the API server's responses, and stand-ins for objects beyond them.
 
-Whoever may write objects decides how large they are, and a decoded response takes up to 30 times the
+The writer of an object decides how large it is, and a decoded response takes up to 30 times the
 memory of its JSON. An object that is too large or cannot be decoded is replaced by a stand-in with its
 name. The API server writes the metadata of built-in kinds first, starting with the name. The metadata
 of custom resources is sorted by field, and ends with the name and the UID.
@@ -166,8 +166,8 @@ def page_metadata(problem: NotTaken) -> Live | None:
 def _stand_in_of(problem: NotTaken, start: int) -> Live | None:
     """Return the stand-in for the object that begins at `start`; None if its metadata is not found.
 
-    Whoever may write an object can put text into its managedFields that looks like the metadata of
-    another one. So metadata of built-in kinds is only read at the beginning. For custom resources
+    The writer of an object can put text into its managedFields that looks like the metadata of
+    another object. So metadata of built-in kinds is only read at the beginning. For custom resources
     the last match is used, because the schema allows nothing similar after it.
     """
     if found := _BUILT_IN.match(problem.content, start):

@@ -108,7 +108,7 @@ def parse_failure(status: int, body: bytes, retry_after: str | None = None) -> A
 def failure_of(
     found: dict[str, Any], *, status: int = 0, retry_after: str | None = None
 ) -> ApiError:
-    """Return the error for a Status object, also for one in a watch."""
+    """Return the error for a Status object of a response or a watch."""
     details, code = found.get("details"), found.get("code")
     causes = details.get("causes") if isinstance(details, dict) else None
     return ApiError(

@@ -38,9 +38,9 @@ class Sink(Protocol):
     """The receiver of a reflector's objects. It is called in order, from one task."""
 
     def take(self, kind: str, live: Mapping[str, Any]) -> Place | None:
-        """Store an object, which may be anything: whoever may write it must not stop the watch.
+        """Store an object with any content: its writer must not be able to stop the watch.
 
-        Return which object it is, or None if not even that can be read.
+        Return the object's place, or None if not even that can be read.
         """
 
     def gone(self, found: Place) -> None:

@@ -12,7 +12,7 @@ MAX_RETRY_AFTER_S: Final = 10.0
 
 
 class RequestSlots:
-    """The slots of one client. A pause applies to all requests that are not sent yet."""
+    """Concurrency limiter of one client. A pause delays every unsent request."""
 
     def __init__(self, count: int) -> None:
         self._slots = asyncio.Semaphore(count)

@@ -34,7 +34,7 @@ _KEPT_BYTES: Final = 262_144
 """A request with a longer body is sent once, and never again."""
 _DNS_S: Final = 3
 _HANG_S: Final = 60
-"""A thread that does nothing for so long ends Envoy, and the pod starts it again."""
+"""Time after which a hung thread ends Envoy, and the pod starts it again."""
 _KEY_OF_BODY: Final = f"""
 function envoy_on_request(handle)
   local length = tonumber(handle:headers():get("content-length")) or math.huge
@@ -60,7 +60,9 @@ def bootstrap(settings: Settings) -> Config:
             "clusters": [_engines(settings), _admin(settings)],
         },
         "stats_config": {
-            "stats_matcher": {"inclusion_list": {"patterns": [{"prefix": one} for one in _SHOWN]}}
+            "stats_matcher": {
+                "inclusion_list": {"patterns": [{"prefix": prefix} for prefix in _SHOWN]}
+            }
         },
         "overload_manager": _overload(settings),
         "watchdogs": {

@@ -17,7 +17,7 @@ class _Own(NamedTuple):
     message: str
     kind: str = "server_error"
     from_status: int | None = None
-    """The status that Envoy chose, if flags do not tell."""
+    """The status that Envoy chose, for answers without flags."""
 
 
 _OWN: Final = (
@@ -62,14 +62,14 @@ _OWN: Final = (
 )
 
 
-FLAGS: Final = tuple(flag for one in _OWN for flag in one.flags)
+FLAGS: Final = tuple(flag for own in _OWN for flag in own.flags)
 """The flags of all answers that are Envoy's own because of a replica or of memory."""
 
 
 def local_replies() -> dict[str, Any]:
     """Return `local_reply_config` of Envoy's connection manager."""
     return {
-        "mappers": [_mapper(one) for one in _OWN],
+        "mappers": [_mapper(own) for own in _OWN],
         "body_format": _format("server_error", "router", "%LOCAL_REPLY_BODY%"),
     }
 

@@ -1,1 +1,1 @@
-"""What the gateway reads from the Kubernetes API server: watches, nothing else."""
+"""Watches of the Kubernetes API server, the only requests that the gateway sends to it."""

@@ -1,4 +1,4 @@
-"""How the gateway reaches the API server, and as whom."""
+"""Settings of the connection to the API server."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Sink(Protocol):
         """Remove an object that was deleted or lost the label."""
 
     def listed(self) -> None:
-        """Note that a list was finished: what was put and removed before it is the whole."""
+        """Note the end of a list: the objects put and removed before it are complete."""
 
 
 class Watch:
@@ -56,7 +56,7 @@ class Watch:
         silence_s: float = SILENCE_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Describe the watch. Without `namespaces` it covers all namespaces."""
+        """Take the parts. Without `namespaces` the watch covers all namespaces."""
         self.reflectors: Sequence[Reflector] = [
             Reflector(
                 client,
@@ -78,20 +78,20 @@ class Watch:
 
         A namespace that may not be read, or does not exist yet, does not keep the others waiting.
         """
-        return all(one.settled.is_set() for one in self.reflectors) and any(
-            one.synced.is_set() for one in self.reflectors
+        return all(reflector.settled.is_set() for reflector in self.reflectors) and any(
+            reflector.synced.is_set() for reflector in self.reflectors
         )
 
     @property
     def last_contact(self) -> float | None:
         """Return the monotonic time of the last contact, the oldest of all namespaces."""
-        times = [one.last_contact for one in self.reflectors]
+        times = [reflector.last_contact for reflector in self.reflectors]
         return None if None in times else min(time for time in times if time is not None)
 
     @property
     def failures(self) -> int:
         """Return the number of failed lists and watches since the start."""
-        return sum(one.failures for one in self.reflectors)
+        return sum(reflector.failures for reflector in self.reflectors)
 
     async def run(self) -> None:
         """List and watch until cancelled."""
@@ -101,7 +101,7 @@ class Watch:
 
 
 class _Changes:
-    """Passes on what is new, changed or gone; a new list repeats what is known."""
+    """Forwards only new, changed and removed objects; a new list repeats known objects."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

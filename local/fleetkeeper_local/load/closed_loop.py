@@ -20,7 +20,7 @@ async def run_closed_loop(
     on_answer: Callable[[Answer], None],
     seconds: float | None = None,
 ) -> None:
-    """Send requests in their order, whatever their times, until all are answered or the time is over.
+    """Send requests in order, without regard to their times, until all are answered or the time is over.
 
     Requests under way at the end are dropped; the engine aborts them.
     """

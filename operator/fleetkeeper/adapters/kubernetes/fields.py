@@ -1,7 +1,7 @@
 """The fields of a live object that one field manager owns, by server-side apply.
 
-`metadata.managedFields` of a live object shows which of its fields our last apply set and nobody has
-changed since. Reduced to those fields, the object has the digest of the applied manifest if and only if
+`metadata.managedFields` of a live object shows which of its fields our last apply set and no other
+writer has changed since. Reduced to those fields, the object has the digest of the applied manifest if and only if
 applying it again would change nothing. A field that another manager changed, or that was removed, is no
 longer in our set, so the digest differs. A field of others (an injected sidecar, an annotation by
 kubectl) was never in it, so the digest stays.
@@ -94,7 +94,7 @@ def _fields_of(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
 
 
 def manager_of_replicas(live: Mapping[str, Any], ours: str = FIELD_MANAGER) -> str:
-    """Return the manager of `spec.replicas`: `ours` if we own it too, "" if nobody does."""
+    """Return the manager of `spec.replicas`: `ours` if we own it too, "" if it has no manager."""
     owners = [
         text(entry.get("manager"))
         for entry in _entries(live)

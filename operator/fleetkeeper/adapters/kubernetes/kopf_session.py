@@ -1,6 +1,6 @@
 """Responses of kopf's HTTP session for InferenceServices, checked so that kopf can decode them.
 
-kopf, and the operator with it, ends at the first response that cannot be decoded. Whoever may create an
+kopf, and the operator with it, ends at the first response that cannot be decoded. A user who may create an
 InferenceService can nest its managedFields deeper than Python can decode. In a watch, such an object is
 replaced by a stand-in; in a list, its page is left to the next resync.
 """
@@ -64,7 +64,7 @@ class _Lines:
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 -- whatever the stream has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 -- any attribute of the stream
         return getattr(self._content, name)
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:

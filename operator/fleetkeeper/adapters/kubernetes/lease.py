@@ -4,12 +4,12 @@ A Lease alone fences nothing: the API server accepts writes from any process. So
 own deadline. It sends a write only within `renew_deadline_s` of the last renewal that was *sent* (not
 answered), by its monotonic clock, and the write times out 4 s later. No other process takes the lease
 until it has seen no renewal for `duration_s`, by its own monotonic clock. Because 10 + 4 < 15, no write
-of an old leader overlaps one of the new leader, whatever the wall clocks show.
+of an old leader overlaps a write of the new leader, with any error of the wall clocks.
 
-Nobody can shorten that time: a standby waits for its own duration or for that in the Lease, whichever
-is longer, and for its own also if the Lease was deleted. Nor can anybody extend it without limit: a
+That time cannot be shortened: a standby waits for its own duration or for that in the Lease, whichever
+is longer, and for its own also if the Lease was deleted. Nor can it be extended without limit: a
 duration in the Lease counts as `MAX_DURATION_S` at most, which no operator's own setting exceeds.
-Whoever may write the Lease can still hold it by renewing it.
+A user who may write the Lease can still hold it by renewing it.
 
 The lease needs a separate client, so that a renewal never waits for another request or after a 429.
 
@@ -254,7 +254,7 @@ class LeaderLease:
             self._lease = found
             return
         self._renewed = None
-        holder = held.holder if held and held.holder else "nobody"
+        holder = held.holder if held and held.holder else "no process"
         raise LeaseLost(f"lease {self._terms.namespace}/{self._terms.name} is now held by {holder}")
 
     async def _put(self, sent: float, lease: Mapping[str, Any]) -> None:

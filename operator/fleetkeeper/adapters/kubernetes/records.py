@@ -82,7 +82,7 @@ class Unread(Place):
 
 
 def observe(kind: str, live: Mapping[str, Any], before: Seen | None = None) -> Seen | Unread:
-    """Return the readable or unreadable state of an object, whoever wrote it.
+    """Return the readable or unreadable state of an object from any writer.
 
     Raises:
         Unreadable: its name or namespace cannot be read, so it cannot be identified.

@@ -72,7 +72,7 @@ class KubernetesWriter:
         self._under_way: dict[object, float] = {}
         """Until when each write that was sent but not answered may still be applied."""
         self._uncertain_until = 0.0
-        """The same for writes that nobody waits for anymore: cancelled, or without a response."""
+        """The same for writes without a waiting caller: cancelled, or without a response."""
 
     async def settled(self) -> None:
         """Wait until no write that was sent can be applied anymore.

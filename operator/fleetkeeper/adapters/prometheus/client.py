@@ -5,8 +5,8 @@ of a tick are evaluated at one instant, so a pod's values belong to one scrape. 
 their size, time, shape and every number are bounded. A failed query costs only its own values, and one
 with too large a result is repeated for parts of the fleet.
 
-A thousand services have a hundred thousand series per tick. So series carry only the labels that tell
-them apart, and each response is distributed and freed while the next is in progress.
+A thousand services have a hundred thousand series per tick. So series carry only the labels that
+distinguish them, and each response is distributed and freed while the next is in progress.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ MAX_ID: Final = 512
 MAX_MODEL: Final = 256
 BOM: Final = b"\xef\xbb\xbf"
 SHOWN: Final = 20
-"""Mistakes that are told one by one."""
+"""Maximum mistakes that are printed one by one."""
 
 
 class UnreadableInput(Exception):

@@ -98,9 +98,9 @@ def mistakes_of(batch: Document) -> list[str]:
     """Return the mistakes of the input file that the server found."""
     found = (batch.get("errors") or {}).get("data") or []
     return [
-        (f"line {one['line']}: " if one.get("line") else "")
-        + f"{one.get('message', '')} ({one.get('code', '')})"
-        for one in found
+        (f"line {mistake['line']}: " if mistake.get("line") else "")
+        + f"{mistake.get('message', '')} ({mistake.get('code', '')})"
+        for mistake in found
     ]
 
 

@@ -21,7 +21,7 @@ from fleetkeeper_contract.tiers import TIER_LABELS
 from fleetkeeper_steps.hardware import Hardware, InvalidHardware
 
 POINT_S: Final = 60.0
-MOST_POINTS: Final = 720
+MAX_POINTS: Final = 720
 DEADLINE_S: Final = 60.0
 NAMES: Final = (
     "step_model_[a-z_]+_total|(prompt|generation)_tokens_total|queue_wait_seconds_count"
@@ -56,7 +56,7 @@ def fit_from_prometheus(url: str, namespace: str, name: str, hours: float) -> Fi
         raise NoFit(f"--fit-from-prometheus {problem}") from None
     end = time.time()
     begin = end - 3600 * hours
-    step_s = max(POINT_S, 3600 * hours / MOST_POINTS)
+    step_s = max(POINT_S, 3600 * hours / MAX_POINTS)
     scope = f'namespace="{label_value(namespace)}", inference_service="{label_value(name)}"'
     query = (
         f'max by (__name__, pod, tier, step_class) ({{__name__=~"fleetkeeper_({NAMES})", {scope}}})'

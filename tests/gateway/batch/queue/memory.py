@@ -7,7 +7,7 @@ from fleetkeeper_gateway.batch.queue import RedisQueue
 from tests.gateway.batch.queue.world import KEY, World
 from tests.support.services.redis_server import RedisServer
 
-MOST_BYTES = 200
+MAX_BYTES = 200
 
 
 async def memory_of_states(

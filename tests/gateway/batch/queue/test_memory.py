@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gateway.batch.queue.memory import MOST_BYTES, memory_of_states
+from tests.gateway.batch.queue.memory import MAX_BYTES, memory_of_states
 from tests.gateway.batch.queue.world import World
 
-MOST_BATCH_BYTES = 6144
+MAX_BATCH_BYTES = 6144
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ async def test_a_chunk_takes_at_most_200_bytes_in_every_state(
 ) -> None:
     found = await memory_of_states(world, await world.queue(), batches, count)
     print(f"{batches} batches of {count} chunks, bytes of Redis a chunk: {found}")
-    most = MOST_BYTES if count > 1 else MOST_BATCH_BYTES
+    most = MAX_BYTES if count > 1 else MAX_BATCH_BYTES
     assert all(0 < each <= most for each in found.values()), found
