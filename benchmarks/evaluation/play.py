@@ -52,13 +52,15 @@ ALTERNATIVES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run. `attainment`: attainmentPercent / 100. `without`: the rule that is off."""
+    """A run."""
 
     scene: str
     seed: int
     case: Case = field(default_factory=Case)
     attainment: float = 0.95
+    """attainmentPercent / 100."""
     without: str = ""
+    """The rule that is off."""
     traces: Path | None = None
 
 

@@ -89,17 +89,19 @@ Counts = dict[str, dict[float, float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """One run on the node. `counts`: of all engines of the run. `starts_s`: of pods created in it."""
+    """One run on the node."""
 
     seconds: float
     seed: int
     wanted: Points
     ready: Points
     counts: Counts
+    """Counts of all engines of the run."""
     answers: float
     refused: float
     failed: dict[str, int]
     starts_s: list[float]
+    """Start times of pods created in the run."""
     busy_ratio: float
     client_late_s: float
     machine: str

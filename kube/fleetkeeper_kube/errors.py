@@ -41,37 +41,37 @@ class ApiError(Exception):
 
     @property
     def is_absent(self) -> bool:
-        """Whether the object or the resource does not exist."""
+        """True if the object or the resource does not exist."""
         return self.status == 404
 
     @property
     def is_denial(self) -> bool:
-        """Whether the server denied access (401 or 403)."""
+        """True if the server denied access (401 or 403)."""
         return self.status in {401, 403}
 
     @property
     def is_refusal(self) -> bool:
-        """Whether rights or the resource are missing, so that a retry alone does not help."""
+        """True if rights or the resource are missing, so that a retry alone does not help."""
         return self.is_denial or self.is_absent
 
     @property
     def is_stale(self) -> bool:
-        """Whether a precondition failed: the object changed, or is a different one now."""
+        """True if a precondition failed: the object changed, or was replaced by another."""
         return self.status == 409
 
     @property
     def is_expired(self) -> bool:
-        """Whether a resourceVersion or a continue token has expired, so that a new list is needed."""
+        """True if a resourceVersion or a continue token has expired, so that a new list is needed."""
         return self.status == 410
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed later without any change."""
+        """True if the same request may succeed later without any change."""
         return self.status in {0, 408, 425, 429} or self.status >= 500
 
     @property
     def is_from_admission(self) -> bool:
-        """Whether a webhook or an admission policy refused: that concerns one object."""
+        """True if a webhook or an admission policy refused, which concerns one object."""
         return any(words in self.message for words in _ADMISSION)
 
 

@@ -112,7 +112,7 @@ class Reflector:
         self._jitter = jitter
         self._version = ""
         self._heard = False
-        """Whether the current watch had an event."""
+        """True if the current watch had an event."""
         self._is_failing = False
 
     async def run(self) -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from fleetkeeper.exit_codes import EPILOG, ExitCode, stop
 
 LOCAL: Final = "local"
-"""Of a distribution that imports this one, so the table has it by text, and it may be missing."""
+"""Module of a distribution that imports this one. The table names it by text, because it may be missing."""
 COMMANDS: Final[Mapping[str, str]] = {
     "run": "fleetkeeper.commands.run:run",
     "render": "fleetkeeper.commands.service.render:render",

@@ -1,4 +1,4 @@
-"""What Envoy answers itself, as error objects of OpenAI's API."""
+"""Envoy's own answers, as error objects of OpenAI's API."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
 class Policy(StrEnum):
-    """How a replica is chosen."""
+    """The policy by which a replica is chosen."""
 
     LEAST_LOADED = "LeastLoaded"
     SESSION_AFFINITY = "SessionAffinity"

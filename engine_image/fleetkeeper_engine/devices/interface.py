@@ -1,4 +1,4 @@
-"""What the engine asks of a kind of accelerator. Each kind is a module beside this one.
+"""The interface of a kind of accelerator. Each kind is a module beside this one.
 
 vLLM's processes import this too, so it and the kinds stay free of heavy imports.
 """
@@ -37,7 +37,7 @@ class DeviceMemory:
     """In use by this pod's processes; by all processes if `own` is False."""
     total_bytes: int
     own: bool = True
-    """Whether it covers this pod's processes alone."""
+    """True if it covers only this pod's processes."""
 
     @property
     def ratio(self) -> float:

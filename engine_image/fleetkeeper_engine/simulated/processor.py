@@ -21,7 +21,7 @@ class StopSearch:
         self._stops = stops
         self._keeps = keeps
         self._held = ""
-        """What a stop text may have begun in, and is therefore not sent yet."""
+        """Text in which a stop text may have begun, which is therefore not sent yet."""
         self._longest = max(map(len, stops))
 
     def add(self, text: str) -> tuple[str, str | None]:

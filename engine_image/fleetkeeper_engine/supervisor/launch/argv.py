@@ -99,7 +99,7 @@ class Launch:
     eager: bool = False
     """Compilation is not possible: vLLM on CPU needs a C++ compiler for it."""
     load_format: str | None = None
-    """How weights are loaded; None means vLLM's default."""
+    """vLLM's load format for the weights; None means its default."""
     threads: int | None = None
     """CPUs that the pod may use at once; None means all of them."""
 

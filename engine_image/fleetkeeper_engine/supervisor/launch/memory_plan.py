@@ -22,7 +22,7 @@ CPU_SERVER_BYTES = 1170 * MIB
 CPU_WORKER_BYTES = 660 * MIB
 """A worker without weights, cache and activations. Measured: 602 MiB at rest, 650 MiB after load."""
 CPU_STREAMER_BYTES = 256 * MIB
-"""What a worker keeps of a streamed load: threads, and freed memory that its allocator holds. Measured
+"""Memory that a worker keeps after a streamed load: threads, and freed memory that its allocator holds. Measured
 with runai-model-streamer 0.17.0: 88 to 106 MiB for tensors of 4 MiB, 211 to 275 MiB for tensors of 16 MiB."""
 CPU_MARGIN_RATIO = 0.05
 """Share of the base, for allocators that keep freed memory."""

@@ -1,1 +1,1 @@
-"""What a client's connection and its bytes may cost before a request is accepted."""
+"""Bounds on the cost of a client's connection and its bytes before a request is accepted."""

@@ -107,7 +107,7 @@ class LeaderLease:
 
     @property
     def holds(self) -> bool:
-        """Whether a write may be sent now."""
+        """True while a write may be sent."""
         return (
             not self._released
             and self._renewed is not None

@@ -1,4 +1,4 @@
-"""What a failed write means to the planner."""
+"""Maps failed writes to the planner's problems."""
 
 from __future__ import annotations
 

@@ -27,19 +27,17 @@ ServiceName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PrometheusReading:
-    """The samples that Prometheus has now.
-
-    `disputed`: pods with more than one series where one is expected; they have no sample.
-    `problems`: one message for each query that gave nothing for some pods. `backlogs`: what the batch
-    process exports, by service. `defects`: pods whose series caused an unexpected error; they have no
-    sample.
-    """
+    """The current samples of Prometheus."""
 
     samples: Mapping[PodKey, PodSample]
     disputed: frozenset[PodKey] = frozenset()
+    """Pods with more than one series where one is expected. They have no sample."""
     problems: tuple[str, ...] = ()
+    """One message for each query without an answer for some pods."""
     backlogs: Mapping[ServiceName, Backlog] = field(default_factory=dict)
+    """The backlog that the batch process exports, by service."""
     defects: Mapping[PodKey, Exception] = field(default_factory=dict)
+    """Pods whose series caused an unexpected error. They have no sample."""
 
 
 class Fan:

@@ -39,13 +39,13 @@ ANSWER_BYTES: Final = 4 * 1024 * 1024
 POD_BYTES: Final = 8 * 1024
 """Limit per pod: a query returns at most 15 series of a pod, and a series takes about 200 bytes."""
 PARTS: Final = 32
-"""How often a query with too large a result is repeated for parts of the fleet. This is enough to
+"""Maximum repetitions of a query with too large a result for parts of the fleet. This is enough to
 isolate one namespace of ten thousand."""
 PARALLEL: Final = 4
 IDLE_S: Final = 1.0
 """Connections end before the next tick, which may have other credentials."""
 RETRIES: Final = 2
-"""How often a query is repeated if there is no connection, or if the status is one of `BUSY`."""
+"""Maximum repetitions of a query without a connection, or with a status in `BUSY`."""
 RETRY_S: Final = 0.1
 BUSY: Final = frozenset({502, 503, 504})
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})

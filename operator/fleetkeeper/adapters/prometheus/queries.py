@@ -36,17 +36,17 @@ _SELECTOR: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query. `build` takes further matchers, each with a leading comma.
-
-    `namespace_label`: the label with the namespace of the service. Without the result of a `required`
-    query there is no sample: zeros instead of counters would look like a restart.
-    """
+    """A query."""
 
     name: str
     build: Callable[[str], str]
+    """Returns the query with further matchers, each with a leading comma."""
     selector: str = ""
     required: bool = True
+    """True if there is no sample without the query's result: zeros instead of counters would look
+    like a restart."""
     namespace_label: str = "namespace"
+    """The label with the namespace of the service."""
 
     def text(self, namespaces: Sequence[str] = ()) -> str:
         """Return the PromQL for these namespaces; without namespaces, for all."""

@@ -26,12 +26,12 @@ class UnreadableInput(Exception):
 
 
 class _Mistake(Exception):
-    """What is wrong with a line."""
+    """A mistake in a line."""
 
 
 @dataclass(slots=True)
 class Checked:
-    """What a file was found to be."""
+    """The result of checking a file."""
 
     lines: int = 0
     """Lines that are not empty."""

@@ -1,4 +1,4 @@
-"""What the API answers, and how a request fails."""
+"""The documents of the API, and the errors of requests."""
 
 from __future__ import annotations
 

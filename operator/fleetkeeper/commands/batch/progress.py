@@ -35,7 +35,7 @@ LINE_EVERY_S: Final = 30.0
 
 @dataclass
 class Pace:
-    """How fast lines end, from what was seen of them in the last minute."""
+    """The rate at which lines end, from the counts of the last minute."""
 
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 

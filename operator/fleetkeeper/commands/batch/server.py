@@ -29,7 +29,7 @@ TODO: Final[Mapping[int, str]] = {
     HTTPStatus.TOO_MANY_REQUESTS: "wait, and try again",
     HTTPStatus.INSUFFICIENT_STORAGE: "the server has no room: ask its administrator",
 }
-"""What to do, by status; the server's own message comes before it."""
+"""Advice by status, printed after the server's own message."""
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class NoFit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What a service's own measurements say: hardware, mean tokens of a request, requests per second."""
+    """The measured values of a service: hardware, mean tokens of a request, requests per second."""
 
     hardware: Hardware
     prompt_tokens: float
