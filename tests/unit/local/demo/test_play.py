@@ -83,7 +83,7 @@ class World:
         self.batch.append("submitted")
         return "submitted a batch"
 
-    def look(self, stage: str) -> None:
+    def record(self, stage: str) -> None:
         self.batch.append(stage)
 
     def kill_operators(self, _: object) -> int:
