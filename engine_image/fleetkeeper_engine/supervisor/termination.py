@@ -100,9 +100,7 @@ _FOLLOWS = re.compile(r"EngineDeadError|Executor failed|Engine core initializati
 """An exception that only says that another process ended."""
 _COUNTED = re.compile(r"ValidationError: \d+ validation errors? for")
 _VALUE_ERROR = re.compile(r"(?:Value error|Assertion failed), (.+?)(?: \[type=.*)?$")
-_ILLEGAL_INSTRUCTION = re.compile(
-    r"died with exit code -4|exitcode[=: ]+-4\b|SIGILL|Illegal instruction"
-)
+_ILLEGAL_INSTRUCTION = re.compile(r"exit ?code[=: ]+-4\b|SIGILL|Illegal instruction")
 
 
 @dataclass(frozen=True, slots=True)

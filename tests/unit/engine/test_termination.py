@@ -104,6 +104,14 @@ CASES = [
         DeathClass.BAD_ENGINE_OPTION,
     ),
     ("RuntimeError: Worker proc VllmWorker-0 died with exit code -4", DeathClass.BAD_ENGINE_OPTION),
+    (
+        "Worker proc VllmWorker-0 died unexpectedly (exit code: -4), shutting down executor.",
+        DeathClass.BAD_ENGINE_OPTION,
+    ),
+    (
+        "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor.",
+        DeathClass.UNKNOWN,
+    ),
     ("something else", DeathClass.UNKNOWN),
 ]
 
