@@ -129,20 +129,20 @@ class Reflector:
                 pause_s, broken = FIRST_PAUSE_S, 0
                 if problem is None:
                     continue
-            wait_s, longest_s = 0.0, MAX_PAUSE_S
+            wait_s, limit_s = 0.0, MAX_PAUSE_S
             broken += 1
             if problem is not None:
                 self.failures += 1
                 self._is_failing = True
                 self._observer.failed(self, problem)
                 wait_s = min(problem.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
-                longest_s = MAX_DENIED_PAUSE_S if problem.is_denial else MAX_PAUSE_S
+                limit_s = MAX_DENIED_PAUSE_S if problem.is_denial else MAX_PAUSE_S
                 if problem.is_expired or problem.is_refusal:
                     self._version = ""  # once access is back, only a list shows what exists
             if broken >= TRIES_BEFORE_LIST:
                 self._version, broken = "", 0
             await asyncio.sleep(self._jitter(max(pause_s, wait_s)))
-            pause_s = min(pause_s * 2, longest_s)
+            pause_s = min(pause_s * 2, limit_s)
 
     async def _until_broken(self) -> ApiError | None:
         """List if needed, and watch; return what failed, or None if the server ended the watch."""
