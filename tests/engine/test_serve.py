@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.engine.signer import Signer
 from tests.support.engine.supervised_engine import EXTRA_ARGUMENT, RunningEngine
+from tests.support.processor_units import unit_s
 
 CONTRACT = Path(__file__).resolve().parents[2] / "engine_image" / "schemas"
 MB = 10**6
@@ -229,8 +230,8 @@ def test_vllm_runs_in_a_session_of_its_own_with_one_token_an_option(pod: Running
 def test_the_supervisor_is_small_and_rests(engine: RunningEngine) -> None:
     """Resident in less than 60 MB, libraries' pages included; under 2% of a core over 10 s at rest.
 
-    What answering the tests before needed of libraries is given back within 30 s. Where others
-    compete for the machine a share of a core is 4% at most.
+    What answering the tests before needed of libraries is given back within 30 s. The processor's time is
+    in units, so that a slow machine passes: 800 are 4% of a core where this was written.
     """
     process = psutil.Process(engine.process.pid)
     before = process.cpu_times()
@@ -241,13 +242,14 @@ def test_the_supervisor_is_small_and_rests(engine: RunningEngine) -> None:
     while memory.rss >= 60 * MB and time.monotonic() < deadline:
         time.sleep(1)
         memory = process.memory_full_info()
-    share = (after.user + after.system - before.user - before.system) / 10
+    used_s = after.user + after.system - before.user - before.system
+    units = used_s / unit_s()
     print(
         f"supervisor: {memory.rss / MB:.1f} MB resident, {memory.pss / MB:.1f} MB proportionally, "
-        f"{memory.uss / MB:.1f} MB its own; {100 * share:.2f}% of a core"
+        f"{memory.uss / MB:.1f} MB its own; {10 * used_s:.2f}% of a core, {units:.0f} units"
     )
     assert memory.rss < 60 * MB
-    assert share < 0.04
+    assert units < 800
 
 
 def test_orphans_below_the_supervisor_are_reaped(engine: RunningEngine) -> None:

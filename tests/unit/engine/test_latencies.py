@@ -25,6 +25,7 @@ from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, MiddlewareBlock, SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from tests.support.engine.middleware_calls import GUARD_S, Call
+from tests.support.processor_units import least_units
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -316,17 +317,17 @@ def test_every_time_is_in_the_bucket_of_its_edge(kind: str) -> None:
 
 
 def test_a_frame_costs_microseconds() -> None:
-    """Less than 10 us, on a machine that others use too: about 1 us alone."""
+    """Less than 10 us where this was written, about 1 us alone; in units, so that a slow machine passes."""
     stream = stream_of(CHAT)
     assert stream is not None
     timer = StreamTimer(
         LatencyRecord(Cells(MIDDLEWARE)), Tier.STANDARD, 0.0, stream, time.monotonic, gaps=True
     )
-    rounds = []
-    for _ in range(20):
-        began = time.process_time()
+
+    def frames() -> None:
         for _ in range(2000):
             timer.frame(TOKEN)
-        rounds.append((time.process_time() - began) / 2000)
-    print(f"{1e6 * min(rounds):.2f} us per frame")
-    assert min(rounds) < 10e-6
+
+    units = least_units(frames, 40)
+    print(f"{units:.2f} units for 2,000 frames")
+    assert units < 40

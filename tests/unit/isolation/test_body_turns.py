@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -13,12 +12,11 @@ from fleetkeeper_gateway.http.connections.bodies import Body, BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.request_fields import parse_fields
 from tests.support.engine.middleware_calls import Call, StandInVllm, running_middleware
+from tests.support.processor_units import LONGEST, longest_turn
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_collections")]
 
 CHAT = "/v1/chat/completions"
-MAX_TURN_S = 0.04
-"""Turns take up to 9 ms. The rest is for slow machines: without parts they took 70 ms and more."""
 TOGETHER = 30
 LARGEST = 16 * 1024**2
 """Bytes that the gateway takes."""
@@ -64,18 +62,6 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 }
 
 
-async def max_turn_s(work: Awaitable[object]) -> float:
-    """Return the most processor time between two turns of another task while the work is done."""
-    task = asyncio.ensure_future(work)
-    turn_s, before = 0.0, time.thread_time()
-    while not task.done():
-        await asyncio.sleep(0)
-        now = time.thread_time()
-        turn_s, before = max(turn_s, now - before), now
-    await task
-    return turn_s
-
-
 async def read_by_the_gateway(data: bytes, budget: BodyBudget | None = None) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(data), PART_BYTES):
@@ -113,9 +99,7 @@ async def test_no_body_holds_an_event_loop(
 ) -> None:
     """A loop that is held answers no probe, and no other client."""
     data = HOSTILE[name]()
-    # A second try: the first one may find a thread that was moved to another core.
-    turn_s = await max_turn_s(reader(data))
-    assert turn_s < MAX_TURN_S or await max_turn_s(reader(data)) < MAX_TURN_S
+    assert await longest_turn(lambda: reader(data)) < LONGEST
 
 
 @pytest.mark.parametrize("name", ["small objects that are allowed", "objects that are allowed"])
@@ -126,5 +110,4 @@ async def test_many_bodies_together_hold_no_event_loop(name: str) -> None:
     async def read_all() -> None:
         await asyncio.gather(*(read_by_the_gateway(data, budget) for _ in range(TOGETHER)))
 
-    turn_s = await max_turn_s(read_all())
-    assert turn_s < MAX_TURN_S or await max_turn_s(read_all()) < MAX_TURN_S
+    assert await longest_turn(read_all) < LONGEST

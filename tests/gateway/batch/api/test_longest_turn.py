@@ -27,7 +27,7 @@ from fleetkeeper_gateway.batch.storage import create_storage
 from fleetkeeper_gateway.batch.storage.batches import BATCH, END
 from fleetkeeper_gateway.batch.storage.files import FILE
 from tests.support.batch.batch_api import CHAT, ApiWorld, RawClient
-from tests.support.batch.longest_turn import LONGEST, longest_turn
+from tests.support.processor_units import LONGEST, longest_turn
 
 FILES: Final = 10_000
 """The default quota of files of a key, and the most of one list."""

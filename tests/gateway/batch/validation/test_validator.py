@@ -28,8 +28,8 @@ from fleetkeeper_gateway.limits import estimate_tokens
 from tests.support.batch.batch_api import CHAT, GUARD_S, jsonl, line, until
 from tests.support.batch.batch_memory import MemoryFiles, MemoryObjects
 from tests.support.batch.batch_storage import NOW, Clock, a_batch, a_file, parts_of
-from tests.support.batch.longest_turn import LONGEST, longest_turn
 from tests.support.lanes import keep_first
+from tests.support.processor_units import LONGEST, longest_turn
 
 ESTIMATE = functools.partial(estimate_tokens, cap=1000)
 RECORD = BatchRecord("batch_1", "one", "file-1", CHAT, "24h", 1000, 2000)

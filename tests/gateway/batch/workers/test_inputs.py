@@ -17,7 +17,7 @@ from tests.gateway.batch.workers.memory import (
     input_text,
     line_refs,
 )
-from tests.support.batch.longest_turn import LONGEST, longest_turn
+from tests.support.processor_units import LONGEST, longest_turn
 
 RECORD = batch_record()
 PATH = MemoryFiles().data_path(RECORD.key_id, RECORD.input_file)
