@@ -27,7 +27,8 @@ KERNEL_RATIO: Final = 1.1
 STEP_OVERHEAD_S: Final = 126e-6
 SEQUENCE_OVERHEAD_S: Final = 4.4e-6
 REQUEST_OVERHEAD_S: Final = 15.6e-3
-"""Time around the kernels, from measured runs of vLLM (70B in FP8, 1,024 tokens in and out)."""
+"""Time around the kernels, from measured runs of vLLM (70B in FP8, 1,024 tokens in and out). A request of
+the 8B fits takes 5.5 ms, from 25 windows on an H200 (`benchmarks/gpu/RESULTS.md`)."""
 
 POSITIVE: Final = frozenset({"gpus", "kernel_ratio", "kv_capacity_tokens"})
 

@@ -62,6 +62,30 @@ def test_a_newer_gpu_and_a_smaller_model_are_faster() -> None:
     assert floor_s(known["h100-8b"]) < floor_s(known["h100-32b"]) < floor_s(known["h100-70b"])
 
 
+# Windows of one engine on an H200 (benchmarks/gpu/RESULTS.md, second measurement): means of a step.
+WINDOWS = [
+    # prefill tokens, decoding, KV tokens, requests that start, prompt, measured ms
+    (0.0, 128.0, 43_209, 0.0, 64, 7.80),
+    (0.0, 32.0, 267_896, 0.0, 8192, 13.31),
+    (4.0, 7.7, 1126, 0.063, 64, 5.36),
+    (16.1, 124.7, 11_732, 1.005, 16, 15.95),
+    (63.6, 124.6, 17_790, 0.996, 64, 14.50),
+    (132.1, 248.7, 35_605, 2.079, 64, 22.34),
+    (518.2, 124.6, 73_062, 0.865, 512, 21.03),
+    (1991.3, 57.7, 121_623, 0.973, 2048, 55.25),
+    (8174.5, 18.9, 159_911, 1.0, 8192, 223.37),
+]
+
+
+@pytest.mark.parametrize("row", WINDOWS)
+def test_the_8b_fit_agrees_with_an_engine_on_a_gpu(row: tuple[float, ...]) -> None:
+    """Within a fifth, with many short prompts, too."""
+    prefill, decoding, kv, starts, prompt, measured_ms = row
+    fit = known_hardware()["h200-8b"]
+    step_ms = 1e3 * fit.step_time_s(prefill, decoding, kv, prefill * prompt / 2, starts)
+    assert step_ms == pytest.approx(measured_ms, rel=0.2)
+
+
 def test_the_floor_is_one_sequence_without_prefill() -> None:
     hardware = parse_hardware(json.dumps({**OWN, "kernel_ratio": 1.0}))
     assert floor_s(hardware) == pytest.approx(0.002 + 0.004 + 5e-6 + 126e-6 + 4.4e-6)
