@@ -139,6 +139,8 @@ DOWN_FACTOR: Final = 0.9
 """A notch of sequences down if the model places the limits near the target."""
 CUT_FACTOR: Final = 0.8
 """A notch of sequences down without a model (multiplicative decrease)."""
+NEAR_NOTCHES: Final = 2
+"""Moves of at most so many notches follow the load: the control breaker counts larger ones only."""
 QUEUE_UP_FACTOR: Final = 1.25
 """Sequences up if requests wait, steps are short and KV cache is free: the batch is too small."""
 QUEUE_UP_TICKS: Final = 2
@@ -181,13 +183,11 @@ PUT_RETRY_S: Final = 10.0
 """A failed PUT is retried after this."""
 
 # Replicas
-ROUNDING: Final = 0.1
-"""Subtracted before rounding up: less than a tenth of a replica does not justify another GPU."""
 MAX_REPLICAS_NEEDED: Final = 1e6
 """Upper bound of the needed replicas before rounding: a forged rate could make them infinite."""
-UP_STEP: Final = 2
-"""Within a minute, at most two more replicas or twice as many."""
-UP_SPAN_S: Final = 60.0
+UP_STEP: Final = 4
+"""Within UP_SPAN_S, at most four more replicas or twice as many, as an HPA by default."""
+UP_SPAN_S: Final = 15.0
 """Span of that bound."""
 DOWN_SHARE: Final = 0.1
 """One pod or a tenth of the fleet is removed at a time."""
@@ -277,7 +277,8 @@ NOT_IN_EFFECT_S: Final = 120.0
 REPLICAS_NOT_IN_EFFECT_S: Final = 120.0
 """A Deployment without the allocated replicas for this long opens the breaker."""
 DIRECTION_CHANGES: Final = 4
-"""Changes of direction (up, down, up ...) within DIRECTION_S that open the breaker for oscillation."""
+"""Changes of direction (up, down, up ...) by more than two notches within DIRECTION_S that open the
+breaker for oscillation."""
 DIRECTION_S: Final = 900.0
 """Span in which changes of direction are counted."""
 WORSE_POINTS: Final = 0.05

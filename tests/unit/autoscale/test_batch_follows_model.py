@@ -126,3 +126,22 @@ def test_the_model_is_followed_up_while_requests_are_shed(
     limits, reason = decided(view, memory)
     assert (limits.sequences > 8) is moves
     assert (limits.sequences, reason) == (64, "FollowsStepTimeModel") or not moves
+
+
+@pytest.mark.parametrize(
+    ("tokens", "target", "wait_s", "want"),
+    [
+        (384, 256, 0.2, 384),
+        (384, 512, 0.2, 384),
+        (384, 512, 0.6, 512),
+        (384, 640, 0.2, 640),
+        (640, 384, 0.2, 384),
+    ],
+)
+def test_a_target_of_one_notch_needs_a_missed_objective(
+    tokens: int, target: int, wait_s: float, want: int
+) -> None:
+    """The fit moves T* by a notch from minute to minute. Limits that go along change direction for nothing."""
+    memory = replace(MEMORY, limits=Limits(64, tokens))
+    view = BatchView(signals(queue_wait_s=wait_s), SETTINGS, targets(target, 64))
+    assert decided(view, memory)[0].tokens == want

@@ -387,10 +387,12 @@ def test_realtime_is_protected_while_replicas_start() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", keep_first(1, [1, 2], pytest.mark.exhaustive))
-def test_refused_requests_order_a_replica(seed: int) -> None:
+@pytest.mark.parametrize("load", keep_first(1, [(8.7, 2), (9.0, 3)], pytest.mark.exhaustive))
+def test_refused_requests_order_a_replica(load: tuple[float, int]) -> None:
     """The load breaker empties the queue of an overloaded replica, which is no sign that it copes."""
-    record = played(Case(600, lambda _: 9.0, SETTINGS, H100_70B, tiers=(0.2, 0.6, 0.2), seed=seed))
+    rate, seed = load
+    case = Case(600, lambda _: rate, SETTINGS, H100_70B, tiers=(0.2, 0.6, 0.2), seed=seed)
+    record = played(case)
     refusing = [t.time for t in record.ticks if t.decision.admission.admit != (1.0, 1.0, 1.0)]
     assert record.replica_changes(), "none was ordered"
     time, by = record.replica_changes()[0]

@@ -21,6 +21,7 @@ from tests.support.lanes import examples
 
 CLOSED, OPEN, HALF = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 GOOD = Evidence(limits=Limits(64, 2048))
+BEFORE = Limits(48, 512)
 
 
 CAUSES = [
@@ -29,7 +30,7 @@ CAUSES = [
     ("LimitsNotInEffect", [replace(GOOD, limits_late_s=121.0)]),
     ("ReplicasNotInEffect", [replace(GOOD, replicas_late_s=121.0)]),
     ("Oscillating", [replace(GOOD, reversals=(NOW - 400, NOW - 300, NOW - 200, NOW - 100))]),
-    ("WorseAfterChange", [replace(GOOD, worse=Worse(0.05))]),
+    ("WorseAfterChange", [replace(GOOD, worse=Worse(0.05, BEFORE))]),
     ("StepTimeModelInaccurate", [replace(GOOD, model_off_windows=5)]),
 ]
 
@@ -57,18 +58,24 @@ def test_each_cause_opens_the_control_breaker(reason: str, evidence: list[Eviden
 
 def test_a_raise_that_made_things_worse_is_taken_back() -> None:
     """The limits before the raise are better known than older ones and than start-up values."""
-    long_ago, kept = Limits(16, 256), Limits(48, 512)
-    worse = replace(GOOD, worse=Worse(0.3, kept))
-    assert ticked([worse]).last_good == kept
-    assert ticked([worse], ControlBreaker(last_good=long_ago)).last_good == kept
-    missed_before = replace(GOOD, worse=Worse(0.3))
-    assert ticked([missed_before], ControlBreaker(last_good=long_ago)).last_good == long_ago
-    assert ticked([missed_before]).last_good is None
-    hardly_worse = replace(GOOD, worse=Worse(0.04, kept))
+    long_ago = Limits(16, 256)
+    worse = replace(GOOD, worse=Worse(0.3, BEFORE))
+    assert ticked([worse]).last_good == BEFORE
+    assert ticked([worse], ControlBreaker(last_good=long_ago)).last_good == BEFORE
+    hardly_worse = replace(GOOD, worse=Worse(0.04, BEFORE))
     assert ticked([hardly_worse]).last_good is None
     failing = replace(worse, failed_acts=1)
     assert ticked([replace(GOOD, failed_acts=1)] * 2 + [failing]).reason == "ActuatorFailed"
-    assert ticked([replace(GOOD, failed_acts=1)] * 2 + [failing]).last_good == kept
+    assert ticked([replace(GOOD, failed_acts=1)] * 2 + [failing]).last_good == BEFORE
+
+
+def test_limits_that_oscillate_stay() -> None:
+    """Start-up values, or limits from long ago, would be another change of direction."""
+    oscillates = replace(GOOD, reversals=(NOW - 400, NOW - 300, NOW - 200, NOW - 100))
+    assert ticked([oscillates]).last_good == GOOD.limits
+    long_ago = ControlBreaker(last_good=Limits(16, 256))
+    assert ticked([oscillates], long_ago).last_good == GOOD.limits
+    assert ticked([replace(GOOD, limits_late_s=121.0)], long_ago).last_good == Limits(16, 256)
 
 
 NOT_CAUSES = [
@@ -85,8 +92,8 @@ NOT_CAUSES = [
     ("late, not long", [replace(GOOD, limits_late_s=120.0)] * 5),
     ("three reversals", [replace(GOOD, reversals=(NOW, NOW, NOW))]),
     ("old reversals", [replace(GOOD, reversals=(NOW - 1000, NOW - 950, NOW - 920, NOW - 901))]),
-    ("a little worse", [replace(GOOD, worse=Worse(0.04))]),
-    ("better", [replace(GOOD, worse=Worse(-0.5))]),
+    ("a little worse", [replace(GOOD, worse=Worse(0.04, BEFORE))]),
+    ("better", [replace(GOOD, worse=Worse(-0.5, BEFORE))]),
     ("off for a while", [replace(GOOD, model_off_windows=4)]),
 ]
 

@@ -24,19 +24,19 @@ from tests.support.lanes import examples
 @pytest.mark.parametrize(
     ("recent", "replicas", "most"),
     [
-        ([], 1, 3),
-        ([], 2, 4),
-        ([], 3, 6),
-        ([(30, 3)], 5, 6),
-        ([(61, 3)], 5, 10),
-        ([(10, 1)], 3, 3),
-        ([(59, 8)], 9, 16),
+        ([], 1, 5),
+        ([], 4, 8),
+        ([], 5, 10),
+        ([(10, 3)], 5, 7),
+        ([(15, 3)], 5, 10),
+        ([(10, 1)], 5, 5),
+        ([(14, 8)], 9, 16),
     ],
 )
-def test_up_by_two_or_double_in_a_minute(
+def test_up_by_four_or_double_in_15_seconds(
     recent: list[tuple[float, int]], replicas: int, most: int
 ) -> None:
-    """Whichever is more, from the least of the last 60 s."""
+    """Whichever is more, from the least of the last 15 s, as an HPA."""
     memory = ReplicasMemory(recent_replicas=tuple((NOW - ago, count) for ago, count in recent))
     assert most_replicas_now(memory, replicas, NOW) == most
 

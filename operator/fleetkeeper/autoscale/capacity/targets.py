@@ -50,6 +50,15 @@ def moved_notch(tokens: int, by: int, settings: ControlSettings) -> int:
     return allowed[min(len(allowed) - 1, max(0, index + by))]
 
 
+def notches_between(before: int, after: int, settings: ControlSettings) -> int:
+    """Return how many notches `after` lies above `before`; negative below.
+
+    Example: from 384 to 256 tokens it is one notch down, from 256 to 8192 eleven up.
+    """
+    allowed = notches(settings)
+    return bisect_right(allowed, after) - bisect_right(allowed, before)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The mean tokens of a request, and the tokens that a step may have."""

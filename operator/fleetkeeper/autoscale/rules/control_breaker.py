@@ -1,8 +1,8 @@
 """The control breaker: protects the fleet from the control loop if signals or actuators are unreliable.
 
-Closed -> open on any cause below. Open: limits go to the last known good ones (after a raise that only
-did harm, those before it; else start-up values), replicas to max(current, fallback), and nothing is
-lowered. Half-open after 120 s (doubling to 30 min): three ticks in which decisions are computed but
+Closed -> open on any cause below. Open: limits go to the last known good ones (after a raise that did
+harm, those before it; if they oscillated, they stay; start-up values if none are known), replicas to
+max(current, fallback), and nothing is lowered. Half-open after 120 s (doubling to 30 min): three ticks in which decisions are computed but
 not applied, then one notch on one pod; closed after five good ticks.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.constants import (
@@ -37,9 +38,8 @@ class Worse:
 
     by: float
     """Decrease of SLO attainment (ratio)."""
-    kept: Limits | None = None
-    """The limits before the raise, if they attained the batch time objective, the raise was used,
-    and it did not shorten the queue wait."""
+    before: Limits
+    """The limits before the raise."""
 
     @property
     def is_much(self) -> bool:
@@ -61,7 +61,7 @@ class Evidence:
     replicas_late_s: float = 0.0
     """Time for which the replicas have not been in effect."""
     reversals: tuple[float, ...] = ()
-    """Times at which limits changed direction."""
+    """Times at which limits changed direction, by more than two notches."""
     worse: Worse | None = None
     """The effect of the last raise (None: not judged)."""
     model_off_windows: int = 0
@@ -90,8 +90,8 @@ class ControlBreaker:
     ignore_before: float = 0.0
     """Time before which causes are ignored, because they were handled."""
     last_good: Limits | None = None
-    """Limits under which the objectives were attained for ten minutes, or the limits before a
-    harmful raise."""
+    """Limits under which the objectives were attained for ten minutes, the limits before a harmful
+    raise, or those that were in force when limits oscillated."""
     attained_since: float | None = None
     """Time since which `attained_limits` attain the objectives."""
     attained_limits: Limits | None = None
@@ -106,6 +106,8 @@ class ControlBreaker:
         """Return whether one pod may get one notch: half-open, after the ticks that only compute."""
         return self.state is BreakerState.HALF_OPEN and self.good >= COMPARE_TICKS
 
+
+OSCILLATING: Final = "Oscillating"
 
 Cause = tuple[str, str]
 """Why signals or actuators are unreliable: reason and detail."""
@@ -140,7 +142,7 @@ def _oscillates(breaker: ControlBreaker, evidence: Evidence, now: float) -> Caus
     if reversals < DIRECTION_CHANGES:
         return None
     detail = f"batch limits changed direction {reversals} times in {DIRECTION_S / 60:.0f} minutes"
-    return "Oscillating", detail
+    return OSCILLATING, detail
 
 
 def _worse(_: ControlBreaker, evidence: Evidence, __: float) -> Cause | None:
@@ -185,7 +187,7 @@ def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> Control
         good = limits
     if evidence.worse is not None and evidence.worse.is_much:
         # The limits before the raise are known best: they were in force until then.
-        good = evidence.worse.kept or good
+        good = evidence.worse.before
     before = (breaker.lost, breaker.failures, breaker.attained_since, breaker.attained_limits)
     if before == (lost, failures, since, limits) and good == breaker.last_good:
         return breaker
@@ -211,6 +213,8 @@ def decide_control_breaker(
         return _tested(breaker, evidence, cause, now)
     if cause is None:
         return breaker
+    if cause[0] == OSCILLATING:
+        breaker = replace(breaker, last_good=evidence.limits or breaker.last_good)
     wait_s = CONTROL_OPEN_S[0] if now - breaker.since > CALM_S else breaker.wait_s
     return _open(breaker, cause, now, wait_s)
 

@@ -6,12 +6,12 @@ from fleetkeeper.autoscale.capacity.step_time_model import StepModel
 from fleetkeeper.autoscale.constants import RATE_S
 from fleetkeeper.autoscale.limits_requests import late_s
 from fleetkeeper.autoscale.memory import ControlMemory
-from fleetkeeper.autoscale.rules.batch.values import BatchMemory
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory, far_moves
 from fleetkeeper.autoscale.rules.control_breaker import Evidence, Worse
-from fleetkeeper.autoscale.rules.objectives import judged_since, running_per_pod, wait_is_broken
+from fleetkeeper.autoscale.rules.objectives import judged_since, wait_is_broken
 from fleetkeeper.autoscale.signals.pod_history import is_warmed_up
 from fleetkeeper.autoscale.signals.service_signals import Signals
-from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, Limits
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 
 
 def evidence_of(
@@ -50,24 +50,18 @@ def evidence_of(
 
 
 def _worse(batch: BatchMemory, signals: Signals, settings: ControlSettings) -> Worse | None:
-    """Return by how much attainment fell in the two windows after a raise; None if it is not judged."""
+    """Return by how much attainment fell in the two windows after a raise; None if it is not judged.
+
+    A raise of one or two notches is not judged: if it was too much, `shorten` takes it back.
+    """
     before = batch.before_raise
-    if before is None or batch.raised != batch.changed or signals.window is None:
+    if before is None or batch.limits is None or signals.window is None:
+        return None
+    if batch.raised != batch.changed or not any(far_moves(before.limits, batch.limits, settings)):
         return None
     judged = judged_since(signals.windows, batch.raised)[:2]
     if len(judged) < 2:
         return None
     steps = sum(window.steps for window in judged)
-    by = before.attained - sum(window.steps_within for window in judged) / steps
-    was_better = (
-        before.attained >= settings.attainment_ratio
-        and signals.queue_wait_s >= before.queue_wait_s
-        and _was_used(batch, signals, before.limits)
-    )
-    return Worse(by, before.limits if was_better else None)
-
-
-def _was_used(batch: BatchMemory, signals: Signals, before: Limits) -> bool:
-    """Return whether a raise can have made steps longer; additional sequences that never ran cannot."""
-    wider = batch.limits is not None and batch.limits.tokens > before.tokens
-    return wider or running_per_pod(signals) > before.sequences
+    attained = sum(window.steps_within for window in judged) / steps
+    return Worse(before.attained - attained, before.limits)

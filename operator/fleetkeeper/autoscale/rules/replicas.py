@@ -41,9 +41,9 @@ def with_recommendation(
 
 
 def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
-    """Return the upper bound of a scale-up: within 60 s at most +2 or twice as many.
+    """Return the upper bound of a scale-up: within 15 s at most +4 or twice as many, as an HPA.
 
-    Example: 3 a minute ago, 5 now: 6 at most. 1 a minute ago: 3 at most.
+    Example: 3 ten seconds ago, 5 now: 7 at most. 1 ten seconds ago: 5 at most.
     """
     recent = [count for time, count in memory.recent_replicas if now - time < UP_SPAN_S]
     base = min([*recent, replicas])

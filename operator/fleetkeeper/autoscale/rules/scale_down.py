@@ -46,7 +46,7 @@ class ReplicasMemory:
     since: float | None = None
     """Start of the observation."""
     recent_replicas: tuple[tuple[float, int], ...] = ()
-    """(time, live replicas) over the last minute, for the bound on steps up."""
+    """(time, live replicas) over the last 15 s, for the bound on steps up."""
     lowered: float = 0.0
     """Time of the last scale-down."""
     raised: float = 0.0

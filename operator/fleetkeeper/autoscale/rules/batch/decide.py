@@ -20,6 +20,7 @@ from fleetkeeper.autoscale.rules.batch.values import (
     BeforeRaise,
     Rule,
     clamped,
+    far_moves,
     start_up,
 )
 from fleetkeeper.autoscale.types import Decision, Limits, decide, no_change
@@ -75,14 +76,15 @@ def direction(before: Limits, after: Limits) -> int:
 
 
 def _reversals(
-    memory: BatchMemory, before: Limits, after: Limits, now: float
+    view: BatchView, memory: BatchMemory, before: Limits, after: Limits, now: float
 ) -> tuple[tuple[float, ...], tuple[int, int]]:
     """Return the changes of direction including this one, and the last directions of both limits."""
     reversals = [time for time in memory.reversals if now - time <= DIRECTION_S]
     directions = []
     moves = (after.sequences - before.sequences, after.tokens - before.tokens)
-    for move, last in zip(moves, memory.last_directions, strict=True):
-        sign = (move > 0) - (move < 0)
+    far = far_moves(before, after, view.settings)
+    for move, is_far, last in zip(moves, far, memory.last_directions, strict=True):
+        sign = ((move > 0) - (move < 0)) * is_far
         if sign and last and sign != last:
             reversals.append(now)
         directions.append(sign or last)
@@ -98,8 +100,8 @@ def _moved(
     attained = windows[-1].batch_attainment if windows else None
     before = None
     if is_raise and attained is not None:
-        before = BeforeRaise(current, attained, view.signals.queue_wait_s)
-    reversals, directions = _reversals(memory, current, wanted, now)
+        before = BeforeRaise(current, attained)
+    reversals, directions = _reversals(view, memory, current, wanted, now)
     return replace(
         memory,
         limits=wanted,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from fleetkeeper.autoscale.capacity.targets import notches_between
 from fleetkeeper.autoscale.constants import (
     DOWN_EVERY_S,
     FEED_FORWARD_RATIO,
@@ -18,6 +20,7 @@ from fleetkeeper.autoscale.rules.objectives import (
     is_slow,
     judged_since,
     running_per_pod,
+    wait_is_broken,
     wait_is_near,
 )
 from fleetkeeper.autoscale.types import Limits, decide
@@ -58,11 +61,19 @@ def follow_up(view: BatchView, memory: BatchMemory, limits: Limits, now: float) 
 
 
 def _aim(view: BatchView, memory: BatchMemory, limits: Limits) -> Limits | None:
-    """Return the model's targets within the bounds; None while limits must not follow them."""
-    targets = view.targets
+    """Return the model's targets within the bounds; None while limits must not follow them.
+
+    The fit moves T* by a notch from minute to minute. So T* decides moves of two notches or more. A notch
+    down needs steps that miss the objective (`shorten`), a notch up requests that wait too long.
+    """
+    targets, settings = view.targets, view.settings
     if targets is None or view.model_frozen or memory.before_cut is not None:
         return None
-    return clamped(Limits(targets.sequences, targets.tokens or limits.tokens), view.settings)
+    aim = clamped(Limits(targets.sequences, targets.tokens or limits.tokens), settings)
+    apart = notches_between(limits.tokens, aim.tokens, settings)
+    if apart == -1 or (apart == 1 and not wait_is_broken(view.signals, settings)):
+        return replace(aim, tokens=limits.tokens)
+    return aim
 
 
 def _step(view: BatchView, memory: BatchMemory, limits: Limits, wanted: Limits) -> Step | None:

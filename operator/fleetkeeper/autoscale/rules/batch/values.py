@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fleetkeeper.autoscale.capacity.targets import Targets
+from fleetkeeper.autoscale.capacity.targets import Targets, notches_between
+from fleetkeeper.autoscale.constants import NEAR_NOTCHES, UP_FACTOR
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlSettings, Decision, Limits
 
@@ -33,11 +35,10 @@ class BatchView:
 
 @dataclass(frozen=True, slots=True)
 class BeforeRaise:
-    """The state before the last raise: the limits, and batch time attainment and queue wait under them."""
+    """The state before the last raise: the limits, and batch time attainment under them."""
 
     limits: Limits
     attained: float
-    queue_wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,10 @@ class BatchMemory:
     rest_until: float = 0.0
     """Time before which there is no raise, after a canary failed."""
     reversals: tuple[float, ...] = ()
-    """Times of changes of direction over 15 minutes, counted for each limit."""
+    """Times of changes of direction over 15 minutes, counted for each limit. Moves of at most two notches
+    do not count."""
     last_directions: tuple[int, int] = (0, 0)
-    """Last direction of sequences and of tokens."""
+    """Direction of the last such move of sequences and of tokens."""
 
 
 Step = tuple[Decision[Limits], BatchMemory]
@@ -80,4 +82,16 @@ def clamped(limits: Limits, settings: ControlSettings) -> Limits:
     return Limits(
         min(settings.max_sequences, max(settings.min_sequences, limits.sequences)),
         min(settings.max_tokens, max(settings.min_tokens, limits.tokens)),
+    )
+
+
+def far_moves(before: Limits, after: Limits, settings: ControlSettings) -> tuple[bool, bool]:
+    """Return whether sequences and tokens moved by more than two notches.
+
+    Example: 64 to 78 sequences are two notches of a tenth, 64 to 80 are more.
+    """
+    few, many = sorted((before.sequences, after.sequences))
+    return (
+        many > math.ceil(few * UP_FACTOR**NEAR_NOTCHES),
+        abs(notches_between(before.tokens, after.tokens, settings)) > NEAR_NOTCHES,
     )
