@@ -89,6 +89,17 @@ def test_pressure_is_the_worst_of_four(change: dict[str, float], want: float) ->
     assert pressure(replace(seen, **change), SETTINGS, 100.0) == pytest.approx(want)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("waiting", "opens"), [(0.0, False), (1.0, True)])
+def test_batch_opens_only_if_there_are_batch_requests(waiting: float, opens: bool) -> None:
+    """Without any, an open tier protects no request, and is a warning that explains nothing."""
+    current = LoadBreaker()
+    for tick in range(4):
+        seen = loaded(4.0, batch=0.0, preemptions=2.0)
+        seen = replace(seen, gauges=seen.gauges._replace(waiting_batch=waiting))
+        current = decide_load_breaker(seen, SETTINGS, 100.0, current, NOW + 5 * tick)
+    assert (current.batch.state is OPEN) is opens
+
+
 @pytest.mark.parametrize(
     ("served", "offered", "waiting", "want"),
     [

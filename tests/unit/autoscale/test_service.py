@@ -74,7 +74,11 @@ def test_modes_that_do_not_act_allocate_nothing(
 
 
 OVERLOADED = Gauges(
-    running=60, waiting_standard=90, oldest_wait_s_standard=9.0, kv_capacity_tokens=4e5
+    running=60,
+    waiting_standard=90,
+    waiting_batch=10,
+    oldest_wait_s_standard=9.0,
+    kv_capacity_tokens=4e5,
 )
 
 

@@ -3,7 +3,7 @@
 Pressure x = max(W / objective, B / objective, KV / 0.95, Q / (C* x ready)), of the judged tiers.
 W: queue wait. B: batch time. KV: used share of the KV cache. Q: waiting requests. C*: capacity.
 
-- Batch opens first. Standard follows and sheds a share of its requests, unless its queue drains: a
+- Batch opens first, if there are batch requests. Standard follows and sheds a share of its requests, unless its queue drains: a
   draining queue does not need load shedding, however long its last requests waited. Realtime never
   opens on pressure, only if its oldest request waits longer than a client does.
 - Without signals the breaker closes: live traffic is never shed because metrics are missing (the
@@ -250,9 +250,11 @@ def _enough(signals: Signals) -> bool:
 def _batch_view(
     signals: Signals, settings: ControlSettings, x: float, *, enough: bool, clean: bool
 ) -> _TierView:
-    at_once = signals.rates.preemptions > BATCH_OPEN_PREEMPTIONS
+    rates = signals.rates
+    at_once = rates.preemptions > BATCH_OPEN_PREEMPTIONS
+    has_requests = rates.arrivals_batch + rates.wait_count_batch + signals.gauges.waiting_batch > 0
     return _TierView(
-        over=(x > BATCH_OPEN and enough) or at_once,
+        over=has_requests and ((x > BATCH_OPEN and enough) or at_once),
         ticks=1 if at_once else BATCH_OPEN_TICKS,
         clean=clean,
         open_admit=settings.batch_floor_ratio,
