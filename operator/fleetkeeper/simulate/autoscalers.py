@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from fleetkeeper.autoscale.arbitrate import arbitrate
 from fleetkeeper.autoscale.constants import FRESH_S, TICK_S
+from fleetkeeper.autoscale.decided import Decided, decisions_made
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.report import build_report
@@ -71,6 +72,7 @@ class ControlLoop:
     memory: ControlMemory = field(default_factory=ControlMemory)
     decision: ControlDecision | None = None
     events: list[tuple[float, Event]] = field(default_factory=list)
+    decided: list[tuple[float, Decided]] = field(default_factory=list)
     _outcomes: tuple[PutOutcome, ...] = ()
     _allocated: int | None = None
     _started: float | None = None
@@ -97,13 +99,14 @@ class ControlLoop:
             gpus_per_replica=self.gpus,
             backlog=cluster.backlog if self.prometheus and self.metrics(now) else None,
         )
-        began = process_time()
+        began, before = process_time(), self.memory
         decision, memory = decide_service(inputs, self.memory, now)
         allocations = arbitrate([decision.want], Budget())
         result, self.memory = build_report(decision, allocations[decision.want.key], memory, now)
         self.control_s += process_time() - began
         self.decision, self._asks_pods = decision, decision.asks_pods
         self.events += [(now, event) for event in result.events]
+        self.decided += [(now, each) for each in decisions_made(decision, before, self.memory)]
         self.on_tick(inputs, decision)
         if result.allocation is not None:
             cluster.scale(result.allocation.replicas, now)

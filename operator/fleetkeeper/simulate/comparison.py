@@ -22,7 +22,7 @@ from fleetkeeper.simulate.batch_figures import BatchFigures, BatchRun, batch_run
 from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Load, Scenario, run
 from fleetkeeper.simulate.loads.arrivals import Mix, untiered
 from fleetkeeper.simulate.outcome import Outcome, Targets, TierOutcome
-from fleetkeeper.simulate.recorder import Moment, Recorder, moment_s
+from fleetkeeper.simulate.recorder import DecisionMade, Moment, Recorder, moment_s
 from fleetkeeper.simulate.service_model import ServiceModel, advisory_settings
 from fleetkeeper_contract.tiers import TIER_LABELS
 
@@ -74,6 +74,8 @@ class Result:
     moments: tuple[Moment, ...]
     batch: BatchFigures | None = None
     """The figures of its batches; None without batches."""
+    decided: tuple[DecisionMade, ...] = ()
+    """What Fleetkeeper decided with seed 1, in the order of time."""
 
     @property
     def name(self) -> str:
@@ -127,6 +129,7 @@ def _result(case: Case, setting: Setting, progress: Progress) -> Result:
         tier: {name: [] for name in TIER_FIGURES} for tier in TIER_LABELS
     }
     moments: tuple[Moment, ...] = ()
+    decided: tuple[DecisionMade, ...] = ()
     runs: list[BatchRun] = []
     for seed in range(1, setting.seeds + 1):
         scenario = scenario_of(case, setting, seed)
@@ -144,7 +147,7 @@ def _result(case: Case, setting: Setting, progress: Progress) -> Result:
             for name, of_tier in TIER_FIGURES.items():
                 tiers[tier][name].append(float(of_tier(row)))
         if seed == 1 and isinstance(recorder, Recorder):
-            moments = tuple(recorder.moments)
+            moments, decided = tuple(recorder.moments), recorder.decided
     return Result(
         case,
         {name: spread(values) for name, values in figures.items()},
@@ -154,6 +157,7 @@ def _result(case: Case, setting: Setting, progress: Progress) -> Result:
         },
         moments,
         BatchFigures(setting.batches, tuple(runs)) if runs else None,
+        decided,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from fleetkeeper.api.status_enums import BreakerState, Subject
 from fleetkeeper.autoscale.constants import TICK_S
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
 from fleetkeeper.autoscale.signals.samples import Counters
@@ -41,6 +42,24 @@ class Moment:
             key: None if value != value else round(value, 6)  # noqa: PLR0124 - NaN is not itself
             for key, value in asdict(self).items()
         }
+
+
+class DecisionMade(NamedTuple):
+    """A change of the replicas, or the opening of a breaker, with the rule that decided it."""
+
+    time_s: float
+    subject: str
+    """replicas or breaker."""
+    before: str
+    after: str
+    """Replicas, or a breaker and its state, for example `control Open`."""
+    reason: str
+    message: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the decision for programs."""
+        names = ("time_s", "subject", "from", "to", "reason", "message")
+        return dict(zip(names, self, strict=True))
 
 
 def moment_s(seconds: float) -> float:
@@ -84,6 +103,18 @@ class Recorder:
         if now >= self._row_at:
             self._row_at = now + self.every_s
             self._record(cluster, now)
+
+    @property
+    def decided(self) -> tuple[DecisionMade, ...]:
+        """The changes of the replicas and the openings of breakers; empty for other autoscalers."""
+        made = self.inner.decided if isinstance(self.inner, ControlLoop) else ()
+        return tuple(
+            DecisionMade(
+                now - EPOCH_S, str(each.subject), each.before, each.after, each.reason, each.why
+            )
+            for now, each in made
+            if each.subject == Subject.REPLICAS or each.after.endswith(f" {BreakerState.OPEN}")
+        )
 
     def _record(self, cluster: Cluster, now: float) -> None:
         ready = [pod for pod in cluster.pods.values() if pod.engine is not None]

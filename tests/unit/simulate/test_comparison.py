@@ -217,3 +217,24 @@ def test_modes_that_stop_fleetkeeper_are_noted() -> None:
         "spec.paused", "scaling.mode", "batching.mode", "routing.policy",
     ]  # fmt: skip
     assert model().notes == ()
+
+
+def test_a_result_has_each_change_of_replicas_and_each_opened_breaker_with_its_rule() -> None:
+    faults = parse_faults(["metrics:60-200"])
+    (result,) = compare([Case(model())], setting(120.0, 300.0, seeds=1, faults=faults))
+    changes = [each for each in result.decided if each.subject == "replicas"]
+    assert len(changes) == result.figures["replica_changes"].median > 0
+    assert [each.before for each in changes] == ["2", *(each.after for each in changes[:-1])]
+    assert all(each.reason and each.message for each in changes)
+    openings = [each for each in result.decided if each not in changes]
+    assert {each.subject for each in openings} == {"breaker"}
+    assert all(each.after.endswith(" Open") for each in openings)
+    (lost,) = [each for each in openings if each.reason == "PrometheusLost"]
+    assert (lost.before, lost.after) == ("source Closed", "source Open")
+    assert 60 < lost.time_s <= 90
+    assert "directly" in lost.message
+
+
+def test_a_fixed_fleet_has_no_decisions() -> None:
+    (result,) = compare([Case(model(), alternative("static:2"))], setting(seeds=1))
+    assert result.decided == ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
@@ -21,7 +22,7 @@ from fleetkeeper.simulate.arguments import FLEETKEEPER, parse_alternatives, pars
 from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures, BatchRun
 from fleetkeeper.simulate.comparison import FIGURES, TIER_FIGURES, Case, Result, Setting, Spread
 from fleetkeeper.simulate.loads.arrivals import trace
-from fleetkeeper.simulate.recorder import Moment
+from fleetkeeper.simulate.recorder import DecisionMade, Moment
 from fleetkeeper.simulate.report.figures import Axis, axis_to, known_runs, log_axis
 from fleetkeeper.simulate.report.page import heading, report_page
 from fleetkeeper.simulate.report.report import Report, duration_text, seconds_text, value_text
@@ -42,6 +43,7 @@ def made_up(case: Case, level: float, replicas: int) -> Result:
         "slo_attainment": Spread(0.95 + level / 100, 0.95, 0.999),
         "queue_wait_attainment": Spread(1.0, 1.0, 1.0),
         "batch_time_attainment": Spread(0.97, 0.9699, 0.97),
+        "requests": Spread(1000.0, 1000.0, 1000.0),
         "refused": Spread(1234.0, 1200.0, 1300.0),
         "lost": Spread(0.0, 0.0, 0.0),
         "tpot_p95_s": UNKNOWN,
@@ -58,6 +60,24 @@ def made_up(case: Case, level: float, replicas: int) -> Result:
     return Result(case, figures, tiers, moments)
 
 
+def opened(breaker: str, time_s: float) -> DecisionMade:
+    """Return the opening of a breaker."""
+    message = f"Breaker {breaker} of <chat> opens: a reason that a terminal cuts at its edge, with figures"
+    return DecisionMade(
+        time_s, "breaker", f"{breaker} HalfOpen", f"{breaker} Open", "Opens", message
+    )
+
+
+def moved(time_s: float, before: int, after: int) -> DecisionMade:
+    """Return a change of the replicas."""
+    return DecisionMade(
+        time_s, "replicas", str(before), str(after), "LoadForecast", "20 requests/s need 3 replicas"
+    )
+
+
+DECIDED = (opened("batch", 5.0), moved(15.0, 2, 3), opened("control", 20.0), opened("batch", 25.0))
+
+
 def example() -> Report:
     """Return the comparison of the golden files."""
     spec = InferenceServiceSpec.model_validate({"model": {"source": "pvc://m/x"}})
@@ -69,7 +89,7 @@ def example() -> Report:
         "trace <monday>.csv.gz (1,000 requests)",
         Setting(trace(()), 45.0, seeds=3),
         (
-            made_up(Case(model, FLEETKEEPER), 1.0, 2),
+            replace(made_up(Case(model, FLEETKEEPER), 1.0, 2), decided=DECIDED),
             made_up(Case(model, FLEETKEEPER, "scaling.maxReplicas=3"), 2.0, 3),
             made_up(Case(model, static), 4.0, 4),
         ),
@@ -143,6 +163,130 @@ def test_table_page_and_json_show_batches() -> None:
     assert "batch" not in example().as_json()["alternatives"][0]
 
 
+def test_breakers_come_first_with_their_count_and_every_change_has_its_rule() -> None:
+    table = tables_of(example().results)[-2]
+    assert (table.first, table.caption) == ("TIME (SEED 1)", "Decisions of Fleetkeeper (seed 1)")
+    assert [(row.number, row.name, *(cell.text for cell in row.cells[:2])) for row in table.rows] == [
+        (None, "0:00:05", "batch breaker opened 2 times", "Opens"),
+        (None, "0:00:20", "control breaker opened", "Opens"),
+        (None, "0:00:15", "replicas 2 -> 3", "LoadForecast"),
+    ]  # fmt: skip
+    assert table.rows[2].cells[2].text == "20 requests/s need 3 replicas"
+
+
+def test_a_terminal_shows_twenty_decisions_and_the_page_all() -> None:
+    report = example()
+    many = tuple(moved(3600.0 + number, number, number + 1) for number in range(1, 25))
+    report = replace(report, results=(replace(report.results[0], decided=many),))
+    out = StringIO()
+    Console(file=out, width=70).print(report_tables(report))
+    assert (out.getvalue().count("replicas "), "and 4 more" in out.getvalue()) == (20, True)
+    assert "replicas 20 -> 21" in out.getvalue()
+    page = report_page(report)
+    assert page.count('<td class="text">replicas ') == 24
+    assert "1:00:24" in page
+
+
+def test_a_result_without_decisions_has_no_table_of_them() -> None:
+    assert not [table for table in tables_of(example().results[1:]) if "Decisions" in table.caption]
+
+
+def judged(attained: float, *others: tuple[str, float, float], **figures: float) -> str:
+    """Return the verdict for an attainment at 10 GPU-hours; others have attainment and GPU-hours."""
+    report = example()
+    base = {
+        "requests": 1000.0, "refused": 0.0, "gpu_hours": 10.0, "most_replicas": 3.0,
+        "queue_wait_attainment": 0.99, "batch_time_attainment": 0.99, "slo_attainment": attained,
+    }  # fmt: skip
+
+    def of(result: Result, values: Mapping[str, float]) -> Result:
+        new = {name: Spread(value, value, value) for name, value in values.items()}
+        return replace(result, figures={**result.figures, **new})
+
+    ours = of(report.results[0], base | figures)
+    rows = [
+        of(
+            replace(ours, case=replace(ours.case, alternative=parse_alternatives(name)[0])),
+            {"slo_attainment": share, "gpu_hours": hours},
+        )
+        for name, share, hours in others
+    ]
+    verdict = replace(report, results=(ours, *rows)).verdict
+    assert "\n" not in verdict
+    return verdict
+
+
+def test_the_verdict_compares_with_the_cheapest_that_attains_what_is_asked() -> None:
+    text = judged(
+        0.973, ("static:3", 0.96, 12.5), ("static:2", 0.94, 8.0), ("hpa-waiting:1", 0.99, 20.0)
+    )
+    assert text == (
+        "Fleetkeeper reaches the objective: 97.3% of requests within the targets, 95% asked. "
+        "It takes 10.00 GPU-hours, 0.80 times the 12.50 of static:3, the cheapest alternative that reaches 95%."
+    )
+    # What the tables show as 95.0% has reached 95%.
+    assert judged(0.9496, ("static:2", 0.949, 8.0)).endswith(
+        "It takes 10.00 GPU-hours; no alternative reaches 95%."
+    )
+    assert judged(0.95).endswith("95% asked. It takes 10.00 GPU-hours.")
+
+
+@pytest.mark.parametrize(
+    ("others", "figures", "words"),
+    [
+        ((), {"most_replicas": 8.0, "refused": 1234.0}, (
+            "1,234 requests were refused, and scaling.maxReplicas (8) was reached: raise it",
+            "--what-if scaling.maxReplicas=16",
+        )),
+        ((), {"most_replicas": 8.0}, ("scaling.maxReplicas (8) was reached: raise it",)),
+        # A fixed fleet within maxReplicas is enough, so the bound is not what is missing.
+        ((("static:8", 0.96, 12.0),), {"most_replicas": 8.0, "refused": 7.0}, (
+            "static:8 reaches 95% with 12.00", "7 requests were refused, although scaling.maxReplicas (8) is enough", "--what-if scaling.minReplicas=2",
+        )),
+        ((("static:9", 0.96, 12.0),), {"most_replicas": 8.0}, ("scaling.maxReplicas=16",)),
+        ((), {"queue_wait_attainment": 0.9}, (
+            "Only 90.0% of queue waits are within the objective", "although scaling.maxReplicas (8) was not reached", "scaling.minReplicas=2",
+        )),
+        ((), {}, ("objectives of the spec are attained", "--ttft 2 and --tpot 0.05", "tighten them")),
+        ((), {"batch_time_attainment": 0.9}, ("Only 90.0% of the steps", "batchTimeMilliseconds")),
+    ],
+)  # fmt: skip
+def test_a_missed_objective_has_advice_from_the_figures(
+    others: tuple[tuple[str, float, float], ...], figures: dict[str, float], words: tuple[str, ...]
+) -> None:
+    text = judged(0.9, *others, **figures)
+    assert text.startswith(
+        "Fleetkeeper misses the objective: 90.0% of requests within the targets, 95% asked."
+    )
+    for word in words:
+        assert word in text
+    assert text.count("--what-if") <= 1
+
+
+def test_there_is_no_verdict_without_enough_requests() -> None:
+    for requests in (499.0, math.nan):
+        text = judged(0.5, requests=requests)
+        assert text.startswith("No verdict: ")
+        assert "500" in text
+    assert not judged(0.5, requests=500.0).startswith("No verdict")
+
+
+def test_every_form_of_the_report_has_the_verdict() -> None:
+    report = example()
+    out = StringIO()
+    Console(file=out, width=500).print(report_tables(report))
+    assert out.getvalue().splitlines()[1] == report.verdict
+    assert f"<strong>{report.verdict}</strong>" in report_page(report)
+    content = report.as_json()
+    assert content["verdict"] == report.verdict
+    ours, _, static = content["alternatives"]
+    assert static["decisions"] == []
+    assert ours["decisions"][1] == {
+        "time_s": 15.0, "subject": "replicas", "from": "2", "to": "3", "reason": "LoadForecast",
+        "message": "20 requests/s need 3 replicas",
+    }  # fmt: skip
+
+
 def test_the_json_has_no_nan_and_one_entry_per_alternative() -> None:
     content = json.loads(json.dumps(example().as_json(), allow_nan=False))
     assert [row["name"] for row in content["alternatives"]] == [
@@ -198,7 +342,7 @@ def test_the_page_stands_alone_and_is_accessible() -> None:
     assert "<title>Simulation of team-a/chat</title>" in text
     assert "prefers-color-scheme:dark" in text
     assert {attrs.get("scope") for tag, attrs in page.found if tag == "th"} == {"col", "row"}
-    assert tags.count("caption") == tags.count("table") == 5
+    assert tags.count("caption") == tags.count("table") == 6
     figures = [attrs for tag, attrs in page.found if tag == "svg" and "role" in attrs]
     assert len(figures) == 1 + 1 + 3 + 2 + 2
     ids = {attrs["id"] for _, attrs in page.found if "id" in attrs}

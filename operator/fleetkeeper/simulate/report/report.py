@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fleetkeeper.simulate.arguments import Kind
 from fleetkeeper.simulate.comparison import Result, Setting, Spread
 from fleetkeeper_steps.hardware import Hardware
 
 SCHEMA: Final = 1
 """Version of the JSON: raised if a field changes its meaning or disappears."""
 DIGITS: Final = 6
+ENOUGH: Final = 500
+"""The fewest requests of a run for a verdict: at 95%, the standard error is 1 point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,55 @@ class Report:
             f"of all that arrived. Objectives: queue wait {seconds_text(wait_s)}, batch time {seconds_text(step_s)}."
         )
 
+    @property
+    def verdict(self) -> str:
+        """The result in one line: attainment, cost, and what to do if the objective is missed."""
+        ours, *others = self.results
+        requests = ours.figures["requests"].median
+        if not requests >= ENOUGH:
+            found = value_text(requests, "whole")
+            return f"No verdict: a run needs {ENOUGH} requests, and this load has {found}. Play a longer or denser one."
+        asked = ours.case.model.settings.attainment_ratio
+        attained = value_text(ours.figures["slo_attainment"].median, "percent")
+        reached = _reaches(ours, asked)
+        text = (
+            f"Fleetkeeper {'reaches' if reached else 'misses'} the objective: {attained} of requests "
+            f"within the targets, {asked:.0%} asked. {_cost(ours, others, asked, reached=reached)}"
+        )
+        return text if reached else f"{text} {self._advice(asked)}".rstrip()
+
+    def _advice(self, asked: float) -> str:
+        """Return what to do about a missed objective, as far as the figures show it."""
+        ours, *others = self.results
+        figures, settings = ours.figures, ours.case.model.settings
+        most, refused = settings.max_replicas, figures["refused"].median
+        count = f"{refused:,.0f} requests were refused" if refused else ""
+        fixed = [other.case.alternative for other in others if _reaches(other, asked)]
+        is_enough = any(each.kind is Kind.STATIC and each.number <= most for each in fixed)
+        if figures["most_replicas"].median >= most and not is_enough:
+            why = f"{count}{', and ' * bool(count)}scaling.maxReplicas ({most}) was reached"
+            return f"{why}: raise it, for example with --what-if scaling.maxReplicas={2 * most}."
+        waits, steps = (
+            figures["queue_wait_attainment"].median,
+            figures["batch_time_attainment"].median,
+        )
+        if (refused or waits < asked) and settings.min_replicas < most:
+            share = value_text(waits, "percent")
+            return (
+                f"{count or f'Only {share} of queue waits are within the objective'}, although scaling.maxReplicas ({most}) "
+                f"{'is enough' if is_enough else 'was not reached'}: replicas were missing. "
+                f"Keep more, for example with --what-if scaling.minReplicas={settings.min_replicas + 1}."
+            )
+        if waits >= asked and steps >= asked:
+            ttft_s, tpot_s = self.setting.targets
+            return (
+                f"The objectives of the spec are attained, but ask for less than --ttft {ttft_s:g} "
+                f"and --tpot {tpot_s:g}: tighten them."
+            )
+        if steps < asked:
+            return f"Only {value_text(steps, 'percent')} of the steps are within objectives.batchTimeMilliseconds."
+        return ""
+
     def as_json(self) -> dict[str, Any]:
         """Return the report with numbers in seconds and ratios; null for what is unknown."""
         ttft_s, tpot_s = self.setting.targets
@@ -71,9 +123,33 @@ class Report:
             "seeds": self.setting.seeds,
             "targets": {"ttft_s": ttft_s, "tpot_s": tpot_s},
             "objectives": {"queue_wait_s": wait_s, "batch_time_s": step_s},
+            "verdict": self.verdict,
             "notes": list(self.notes),
             "alternatives": [_alternative(result) for result in self.results],
         }
+
+
+def _reaches(result: Result, asked: float) -> bool:
+    """Return whether the attainment, as the report shows it, is what is asked."""
+    return round(result.figures["slo_attainment"].median, 3) >= asked
+
+
+def _cost(ours: Result, others: Sequence[Result], asked: float, *, reached: bool) -> str:
+    """Return the GPU-hours, and those of the cheapest alternative that reaches what is asked."""
+    hours = ours.figures["gpu_hours"].median
+    takes = f"It takes {value_text(hours, 'number')} GPU-hours"
+    able = [other for other in others if _reaches(other, asked)]
+    if not able:
+        return f"{takes}{f'; no alternative reaches {asked:.0%}' * bool(others)}."
+    cheapest = min(able, key=lambda other: other.figures["gpu_hours"].median)
+    least = cheapest.figures["gpu_hours"].median
+    text = value_text(least, "number")
+    if reached:
+        return (
+            f"{takes}, {hours / least:.2f} times the {text} of {cheapest.name}, "
+            f"the cheapest alternative that reaches {asked:.0%}."
+        )
+    return f"{takes}; {cheapest.name} reaches {asked:.0%} with {text}."
 
 
 def _alternative(result: Result) -> dict[str, Any]:
@@ -85,6 +161,7 @@ def _alternative(result: Result) -> dict[str, Any]:
         "figures": _figures(result.figures),
         "tiers": {tier: _figures(figures) for tier, figures in result.tiers.items()},
         **batch,
+        "decisions": [each.as_json() for each in result.decided],
         "time_line": [moment.as_json() for moment in result.moments],
     }
 

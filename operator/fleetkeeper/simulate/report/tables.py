@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from statistics import median
 from typing import Final, NamedTuple
 
+from fleetkeeper.api.status_enums import Subject
 from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures
 from fleetkeeper.simulate.comparison import Result
+from fleetkeeper.simulate.recorder import DecisionMade
 from fleetkeeper.simulate.report.report import duration_text, spread_text, value_text
 
 
@@ -28,6 +32,8 @@ class Head(NamedTuple):
 
     title: str
     help: str = ""
+    is_text: bool = False
+    """Whether the column has words instead of figures."""
 
 
 class Cell(NamedTuple):
@@ -38,19 +44,23 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The figures of an alternative. `number`: its place among the alternatives."""
+    """The figures of an alternative. `number`: its place among the alternatives, None for other rows."""
 
-    number: int
+    number: int | None
     name: str
     cells: tuple[Cell, ...]
 
 
 class Table(NamedTuple):
-    """A table whose first column has the names of the alternatives."""
+    """A table whose first column has the names of the rows."""
 
     caption: str
     heads: tuple[Head, ...]
     rows: tuple[Row, ...]
+    first: str = "ALTERNATIVE"
+    """The title of the first column."""
+    max_rows: int | None = None
+    """The most rows in a terminal."""
 
 
 SERVICE: Final[Sequence[Column]] = (
@@ -94,6 +104,14 @@ BATCH: Final = (
 )
 
 
+DECISIONS: Final = (
+    Head("CHANGE", is_text=True),
+    Head("RULE", "the reason, as in status.scaling", is_text=True),
+    Head("MESSAGE", "the figures that the rule was decided by", is_text=True),
+)
+MAX_DECISIONS: Final = 20
+
+
 def tables_of(results: Sequence[Result]) -> list[Table]:
     """Return the tables: first service level and cost, last the CPU time of the simulation."""
     found = [
@@ -106,6 +124,10 @@ def tables_of(results: Sequence[Result]) -> list[Table]:
     tiers = [tier for tier, figures in results[0].tiers.items() if figures["requests"].most > 0]
     if len(tiers) > 1:
         found.append(_tiers(tiers, results))
+    if results[0].decided:
+        rows = tuple(_decisions(results[0].decided))
+        caption = "Decisions of Fleetkeeper (seed 1)"
+        found.append(Table(caption, DECISIONS, rows, "TIME (SEED 1)", MAX_DECISIONS))
     return [*found, _figures("CPU time per run", CPU, results)]
 
 
@@ -160,6 +182,24 @@ def _ends(figures: BatchFigures) -> Iterator[tuple[str, ...]]:
         finished = [end.finished_s for end in ends if not math.isnan(end.finished_s)]
         at = duration_text(median(finished)) if len(finished) == len(ends) else "not finished"
         yield batch.text, at, deadline_text(ends), *cost
+
+
+def _decisions(decided: Sequence[DecisionMade]) -> Iterator[Row]:
+    """Yield each breaker with its first opening, and then each change of the replicas."""
+    openings = Counter(each.after for each in decided if each.subject == Subject.BREAKER)
+    for after, count in openings.items():
+        breaker = after.partition(" ")[0]
+        times = f" {count} times" * (count > 1)
+        first = next(each for each in decided if each.after == after)
+        yield _decision(f"{breaker} breaker opened{times}", first)
+    for each in decided:
+        if each.subject == Subject.REPLICAS:
+            yield _decision(f"replicas {each.before} -> {each.after}", each)
+
+
+def _decision(change: str, made: DecisionMade) -> Row:
+    cells = (Cell(change), Cell(made.reason), Cell(made.message))
+    return Row(None, str(timedelta(seconds=round(made.time_s))), cells)
 
 
 def _median(values: Sequence[float], form: str) -> str:
