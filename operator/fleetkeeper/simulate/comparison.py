@@ -54,6 +54,8 @@ class Setting:
     batches: tuple[Batch, ...] = ()
     line: Mix = field(default_factory=Mix)
     """Tokens of a line of `batches`."""
+    start: int | None = None
+    """Replicas that are ready at the start, except of a fixed fleet. None: minReplicas."""
 
 
 class Spread(NamedTuple):
@@ -123,6 +125,57 @@ def compare(
     return tuple(_result(case, setting, progress) for case in cases)
 
 
+def fixed_fleet_of(
+    results: Sequence[Result], setting: Setting, progress: Progress = lambda *_: None
+) -> tuple[tuple[Result, ...], tuple[str, ...]]:
+    """Return the smallest fixed fleet that is enough, if it is not yet compared, and notes for the user."""
+    case, figures = results[0].case, results[0].figures
+    found = smallest_fixed(case, setting, int(figures["most_replicas"].median), progress)
+    if found is None:
+        settings = case.model.settings
+        most, asked = settings.max_replicas, settings.attainment_ratio
+        return (), (f"no fixed fleet up to scaling.maxReplicas ({most}) reaches {asked:.0%}",)
+    if any(result.name == found.name for result in results):
+        return (), ()
+    return compare([found], setting, progress), ()
+
+
+def smallest_fixed(
+    case: Case, setting: Setting, guess: int, progress: Progress = lambda *_: None
+) -> Case | None:
+    """Return the smallest fixed fleet up to maxReplicas that attains what the service asks, or None.
+
+    By bisection with seed 1, because attainment grows with the replicas. It begins at `guess`, so that
+    the time depends on the load more than on maxReplicas.
+    """
+    settings = case.model.settings
+
+    def attains(replicas: int) -> bool:
+        fixed = fixed_fleet(case, replicas)
+        outcome, _ = run(
+            scenario_of(fixed, setting, 1), lambda seconds: progress(fixed, 1, seconds)
+        )
+        return outcome.attainment >= settings.attainment_ratio
+
+    low, high = 1, max(1, min(guess, settings.max_replicas))
+    while not attains(high):
+        if high == settings.max_replicas:
+            return None
+        low, high = high + 1, min(2 * high, settings.max_replicas)
+    while low < high:
+        middle = (low + high) // 2
+        if attains(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return fixed_fleet(case, high)
+
+
+def fixed_fleet(case: Case, replicas: int) -> Case:
+    """Return `static:N` of the same service."""
+    return Case(case.model, Alternative(f"{Kind.STATIC}:{replicas}", Kind.STATIC, replicas))
+
+
 def _result(case: Case, setting: Setting, progress: Progress) -> Result:
     figures: dict[str, list[float]] = {name: [] for name in FIGURES}
     tiers: dict[str, dict[str, list[float]]] = {
@@ -184,7 +237,7 @@ def scenario_of(case: Case, setting: Setting, seed: int) -> Scenario:
     engine = replace(model.engine, max_tokens=tokens)
     if stock:
         engine = replace(engine, queue_limits=None)
-    replicas = model.settings.min_replicas
+    replicas = model.settings.min_replicas if setting.start is None else setting.start
     if alternative.kind is Kind.STATIC:
         replicas = int(alternative.number)
     every_s = moment_s(setting.seconds)

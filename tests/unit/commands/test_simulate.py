@@ -80,6 +80,38 @@ def test_json_is_the_only_output(folder: Path) -> None:
     assert report["alternatives"][0]["figures"]["slo_attainment"]["median"] == 1.0
 
 
+def test_the_cheapest_fixed_fleet_is_found_unless_one_is_given_or_it_is_switched_off() -> None:
+    def names(*more: str) -> list[str]:
+        done = simulate(*HARDWARE, *LOAD, "--json", *more)
+        assert done.exit_code == 0, done.output
+        return [row["name"] for row in json.loads(done.stdout)["alternatives"]][1:]
+
+    assert names() == ["static:1"]
+    assert names("--against", "static:2") == ["static:2"]
+    assert names("--against", "static:2", "--fixed-fleet") == ["static:2", "static:1"]
+    assert names("--against", "static:1", "--fixed-fleet") == ["static:1"]
+    assert names("--no-fixed-fleet") == []
+
+
+def test_without_a_fixed_fleet_that_attains_enough_a_note_says_so() -> None:
+    done = simulate(*HARDWARE, *LOAD[:2], "--rate", "200", *LOAD[4:], "--fixed-fleet")
+    assert done.exit_code == 0, done.output
+    assert "note: no fixed fleet up to scaling.maxReplicas (2) reaches 95%" in done.stdout
+    assert "static:" not in done.stdout
+
+
+def test_replicas_are_ready_at_the_start_and_decisions_have_a_reason(folder: Path) -> None:
+    changed(folder, "  tiers: {standard: {queueLimit: 8}}\n")
+    done = simulate(*HARDWARE, *LOAD[:2], "--rate", "100", *LOAD[4:], "--json", "--no-fixed-fleet")
+    ours = json.loads(done.stdout)["alternatives"][0]
+    assert ours["time_line"][0]["ready"] == 1
+    (change,) = [each for each in ours["decisions"] if each["subject"] == "replicas"]
+    assert (change["from"], change["to"]) == ("1", "2")
+    more = simulate(*HARDWARE, *LOAD, "--json", "--start", "2", "--against", "static:1,advisory")
+    lines = [row["time_line"] for row in json.loads(more.stdout)["alternatives"]]
+    assert [line[0]["ready"] for line in lines] == [2, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -96,6 +128,22 @@ def test_json_is_the_only_output(folder: Path) -> None:
         ((*HARDWARE, *LOAD, "--hours", "1"), ("--minutes or --hours",)),
         ((*HARDWARE, *LOAD, "--batch", "5M"), ("--batch", "'5M'", "TOKENS@WINDOW[,START]")),
         ((*HARDWARE, *LOAD, "--batch", "5M@1h,2h"), ("--batch", "'5M@1h,2h'", "(60 s)")),
+        (
+            (*HARDWARE, *LOAD, "--start", "3"),
+            (
+                "--start",
+                "3 is not within scaling.minReplicas and scaling.maxReplicas;",
+                "write a number from 1 to 2",
+            ),
+        ),
+        (
+            (*HARDWARE, *LOAD, "--start", "2", "--what-if", "scaling.maxReplicas=1"),
+            (
+                "--start",
+                "with scaling.maxReplicas=1;",
+                "write a number from 1 to 1",
+            ),
+        ),
         ((*HARDWARE, *LOAD, "--tpot", "0.005"), ("--tpot", "0.005", "shortest step")),
         ((*HARDWARE, *LOAD, "--prompt-tokens", "500000"), ("--prompt-tokens", "(400000)")),
     ],

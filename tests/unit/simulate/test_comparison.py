@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
 import pytest
 
 from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.simulate import comparison
 from fleetkeeper.simulate.arguments import Alternative, parse_alternatives, parse_faults
+from fleetkeeper.simulate.closed_loop import Scenario
 from fleetkeeper.simulate.comparison import (
     Case,
     Result,
@@ -18,9 +20,11 @@ from fleetkeeper.simulate.comparison import (
     Spread,
     compare,
     scenario_of,
+    smallest_fixed,
     spread,
 )
 from fleetkeeper.simulate.loads.arrivals import Mix, poisson, retiered, trace
+from fleetkeeper.simulate.outcome import Outcome, TierOutcome
 from fleetkeeper.simulate.recorder import Moment, moment_s
 from fleetkeeper.simulate.service_model import ServiceModel, UnfitService, engine_spec, model_of
 from fleetkeeper_steps.costs import StepCosts
@@ -219,6 +223,14 @@ def test_modes_that_stop_fleetkeeper_are_noted() -> None:
     assert model().notes == ()
 
 
+def test_the_start_is_that_of_every_alternative_but_a_fixed_fleet() -> None:
+    start = setting(start=3)
+    for text, replicas in (("hpa-waiting:1", 3), ("advisory", 3), ("static:2", 2)):
+        assert scenario_of(Case(model(), alternative(text)), start, 1).replicas == replicas
+    assert scenario_of(Case(model()), start, 1).replicas == 3
+    assert scenario_of(Case(model()), setting(), 1).replicas == 2
+
+
 def test_a_result_has_each_change_of_replicas_and_each_opened_breaker_with_its_rule() -> None:
     faults = parse_faults(["metrics:60-200"])
     (result,) = compare([Case(model())], setting(120.0, 300.0, seeds=1, faults=faults))
@@ -238,3 +250,32 @@ def test_a_result_has_each_change_of_replicas_and_each_opened_breaker_with_its_r
 def test_a_fixed_fleet_has_no_decisions() -> None:
     (result,) = compare([Case(model(), alternative("static:2"))], setting(seeds=1))
     assert result.decided == ()
+
+
+@pytest.mark.parametrize(("most", "guess"), [(40, 3), (40, 30), (5, 9), (5, 1)])
+def test_the_smallest_fixed_fleet_is_found_by_bisection(
+    most: int, guess: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number is played at most once, on seed 1, with the engines of static:N."""
+    played: list[int] = []
+    seen: list[str] = []
+
+    def attained(scenario: Scenario, progress: Callable[[float], None]) -> tuple[Outcome, None]:
+        assert (scenario.seed, scenario.engine.queue_limits) == (1, None)
+        played.append(scenario.replicas)
+        progress(7.0)
+        good = 95 if scenario.replicas >= 5 else 94
+        standard = TierOutcome(arrived=100, good=good)
+        return Outcome(tiers=(TierOutcome(), standard, TierOutcome()), arrivals=100), None
+
+    monkeypatch.setattr(comparison, "run", attained)
+    service = Case(model(scaling={"minReplicas": 1, "maxReplicas": most}))
+    found = smallest_fixed(service, setting(), guess, lambda case, *_: seen.append(case.name))
+    assert found == Case(service.model, alternative("static:5"))
+    assert len(set(played)) == len(played) <= 8
+    assert max(played) <= most
+    assert seen == [f"static:{number}" for number in played]
+    less = Case(model(scaling={"minReplicas": 1, "maxReplicas": 4}))
+    played.clear()
+    assert smallest_fixed(less, setting(), guess) is None
+    assert max(played) == 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from fleetkeeper.api.profiles.profile import effective_resources
 from fleetkeeper.commands.service.inputs import Checked, plan_inputs, read_inputs
@@ -19,6 +20,7 @@ from fleetkeeper.commands.service.render import NAMESPACE, SETTINGS
 from fleetkeeper.commands.simulate.inputs import (
     LoadOptions,
     cases_of,
+    check_start,
     hardware_of_profile,
     read_batches,
     read_hardware,
@@ -26,8 +28,14 @@ from fleetkeeper.commands.simulate.inputs import (
     understood,
 )
 from fleetkeeper.exit_codes import ExitCode, stop
-from fleetkeeper.simulate.arguments import parse_alternatives, parse_faults, parse_what_ifs
-from fleetkeeper.simulate.comparison import Case, Setting, compare
+from fleetkeeper.simulate.arguments import Kind, parse_alternatives, parse_faults, parse_what_ifs
+from fleetkeeper.simulate.comparison import (
+    Case,
+    Progress,
+    Setting,
+    compare,
+    fixed_fleet_of,
+)
 from fleetkeeper.simulate.loads.patterns import Pattern
 from fleetkeeper.simulate.outcome import Targets
 from fleetkeeper.simulate.report.report import Report, plural
@@ -153,6 +161,23 @@ def simulate(
             rich_help_panel=COMPARE,
         ),
     ] = "",
+    fixed_fleet: Annotated[
+        bool | None,
+        typer.Option(
+            "--fixed-fleet/--no-fixed-fleet",
+            help="Also find the smallest static:N that reaches objectives.attainmentPercent, up to scaling.maxReplicas, by more runs of seed 1. Default: unless --against has a static:N.",
+            show_default=False,
+            rich_help_panel=COMPARE,
+        ),
+    ] = None,
+    start: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Replicas that are ready at the start of each run, except of static:N. Default: scaling.minReplicas.",
+            rich_help_panel=COMPARE,
+        ),
+    ] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -231,15 +256,21 @@ def simulate(
             f"{tpot:g} s is below the shortest step of {machine.model} on {machine.name} ({floor_s(machine):.4f} s)",
             param_hint="--tpot",
         )
+    check_start(cases, start)
     if checked.service is None:
         raise AssertionError("cases_of ends the command for an invalid service")
     load = read_load(options, cases[0].model, checked.service.spec.engine.max_model_length)
     batches, batch_notes = read_batches(batch or (), load.seconds)
     setting = Setting(
-        load.load, load.seconds, Targets(ttft, tpot), seeds, faults, batches, load.line
+        load.load, load.seconds, Targets(ttft, tpot), seeds, faults, batches, load.line, start
     )
-    with _progress(cases, setting) as progress:
+    if fixed_fleet is None:
+        fixed_fleet = all(case.alternative.kind is not Kind.STATIC for case in cases)
+    with _progress(cases, setting, searches=fixed_fleet) as progress:
         results = compare(cases, setting, progress)
+        if fixed_fleet:
+            fixed, fixed_notes = fixed_fleet_of(results, setting, progress)
+            results, notes = results + fixed, notes + fixed_notes
     name = f"{checked.service.namespace}/{checked.service.name}"
     all_notes = (*notes, *load.notes, *batch_notes)
     report = Report(name, machine, load.text, setting, results, all_notes)
@@ -304,23 +335,26 @@ def _fitted(
     return replace(found.hardware, gpus=gpus, model=model), options
 
 
-Callback = Callable[[Case, int, float], None]
-
-
 @contextmanager
-def _progress(cases: Sequence[Case], setting: Setting) -> Iterator[Callback]:
-    """Show a bar on standard error if it is a terminal."""
+def _progress(cases: Sequence[Case], setting: Setting, *, searches: bool) -> Iterator[Progress]:
+    """Show a bar on standard error if it is a terminal. `searches`: more runs follow for a fixed fleet."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda *_: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("simulate", total=len(cases) * setting.seeds * setting.seconds)
-        numbers = {case.name: number for number, case in enumerate(cases)}
+    runs = len(cases) * setting.seeds
+    if searches:
+        # The bisection takes about so many runs; then comes the row of the fixed fleet.
+        runs += cases[0].model.settings.max_replicas.bit_length() + setting.seeds
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("simulate", total=runs * setting.seconds)
+        begun = 0
 
         def show(case: Case, seed: int, seconds: float) -> None:
-            done = (numbers[case.name] * setting.seeds + seed - 1) * setting.seconds + seconds
+            nonlocal begun
+            begun += seconds == 0
+            done = (begun - 1) * setting.seconds + seconds
             bar.update(task, completed=done, description=f"{case.name}, seed {seed}")
 
         yield show

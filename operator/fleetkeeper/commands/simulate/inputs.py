@@ -251,5 +251,20 @@ def cases_of(
     return (*cases, *(Case(model, alternative) for alternative in alternatives)), tuple(notes)
 
 
+def check_start(cases: Sequence[Case], start: int | None) -> None:
+    """End the command if a case cannot begin with so many replicas."""
+    if start is None:
+        return
+    for case in cases:
+        least, most = case.model.settings.min_replicas, case.model.settings.max_replicas
+        if not least <= start <= most:
+            with_what = f" with {case.what_if}" if case.what_if else ""
+            raise typer.BadParameter(
+                f"{start} is not within scaling.minReplicas and scaling.maxReplicas{with_what}; "
+                f"write a number from {least} to {most}",
+                param_hint="--start",
+            )
+
+
 def _why(problem: Exception) -> str:
     return str(problem.strerror) if isinstance(problem, OSError) else "not UTF-8 text"
