@@ -125,8 +125,8 @@ NEAR_WAIT_RATIO: Final = 0.25
 """Queue wait is near its objective above a quarter of it: below that it is the ordinary queue."""
 LASTING_RATIO: Final = 0.75
 """Queue wait attainment below which a window is part of a lasting queue."""
-LONG_WAIT: Final = 5.0
-"""Queue wait above this many objectives needs no minute to count."""
+LONG_QUEUE: Final = 20.0
+"""A queue that takes more objectives than this to serve (10 s by default) needs no minute to count."""
 LASTING_WINDOWS: Final = 6
 """Windows after which a queue no longer counts as one that drains by itself."""
 UP_EVERY_S: Final = 30.0

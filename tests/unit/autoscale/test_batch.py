@@ -14,12 +14,13 @@ from fleetkeeper.autoscale.rules.batch.decide import decide_limits, direction
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, start_up
 from fleetkeeper.autoscale.rules.objectives import (
+    batch_time_is_near,
     has_room,
     high_mark,
-    is_loaded,
     is_slow,
     low_mark,
     wait_is_broken,
+    wait_is_near,
     wait_lasts,
 )
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
@@ -129,10 +130,15 @@ def test_a_queue_lasts_if_a_quarter_of_the_requests_of_a_minute_waited(
     assert not wait_lasts(replace(seen, queue_wait_s=0.5), SETTINGS), "the objective is met"
 
 
-@pytest.mark.parametrize(("wait_s", "lasts"), [(2.5, False), (2.6, True)])
-def test_a_very_long_wait_needs_no_minute(wait_s: float, lasts: bool) -> None:
-    """Above five times the objective of 0.5 s."""
-    assert wait_lasts(signals(queue_wait_s=wait_s), SETTINGS) is lasts
+@pytest.mark.parametrize(
+    ("wait_s", "waiting", "lasts"),
+    [(0.6, 40.0, False), (0.6, 41.0, True), (5.0, 3.0, False), (0.5, 100.0, False)],
+)
+def test_a_long_queue_needs_no_minute(wait_s: float, waiting: float, lasts: bool) -> None:
+    """4 requests/s are served, so 40 take 20 objectives of 0.5 s. A mean wait of 30 s is no queue."""
+    served = Counters(wait_count_standard=4.0)
+    seen = signals(queue_wait_s=wait_s, waiting=waiting, rates=served)
+    assert wait_lasts(seen, SETTINGS) is lasts
 
 
 def test_a_queue_does_not_last_in_a_window_without_requests() -> None:
@@ -143,13 +149,18 @@ def test_a_queue_does_not_last_in_a_window_without_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_time_s", "wait_s", "loaded"),
-    [(0.034, 0.12, False), (0.035, 0.0, True), (0.0, 0.13, True), (0.0, 0.0, False)],
+    ("batch_time_s", "wait_s", "near"),
+    [
+        (0.034, 0.12, (False, False)),
+        (0.035, 0.0, (True, False)),
+        (0.0, 0.13, (False, True)),
+        (0.0, 0.0, (False, False)),
+    ],
 )
-def test_an_objective_is_near(batch_time_s: float, wait_s: float, loaded: bool) -> None:
-    """Batch time from 0.7 of 50 ms, or queue wait above a quarter of 500 ms."""
+def test_an_objective_is_near(batch_time_s: float, wait_s: float, near: tuple[bool, bool]) -> None:
+    """Batch time from 0.7 of 50 ms, and queue wait above a quarter of 500 ms."""
     seen = signals(batch_time_s=batch_time_s, queue_wait_s=wait_s)
-    assert is_loaded(seen, SETTINGS) is loaded
+    assert (batch_time_is_near(seen, SETTINGS), wait_is_near(seen, SETTINGS)) == near
 
 
 @pytest.mark.parametrize(

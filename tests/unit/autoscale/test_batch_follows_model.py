@@ -32,19 +32,16 @@ BOTH = signals(batch_time_s=0.04, queue_wait_s=0.2)
 """Both are near."""
 
 
-@pytest.mark.parametrize(
-    ("seen", "sequences"), [(NEAR, 40), (WAITS, 64)], ids=["batch time", "queue wait"]
-)
-def test_limits_go_down_to_the_targets_near_an_objective(seen: Signals, sequences: int) -> None:
-    """Both at once near the batch time objective; fewer sequences would not shorten a queue."""
-    view = BatchView(seen, SETTINGS, targets(1024, 40))
-    assert decided(view) == (Limits(sequences, 1024), "FollowsStepTimeModel")
+def test_limits_go_down_to_the_targets_near_the_batch_time_objective() -> None:
+    """Both at once."""
+    view = BatchView(NEAR, SETTINGS, targets(1024, 40))
+    assert decided(view) == (Limits(40, 1024), "FollowsStepTimeModel")
 
 
-def test_a_quiet_engine_keeps_its_limits() -> None:
-    """A smaller batch would shorten nothing, and a burst would find it."""
-    quiet = BatchView(signals(), SETTINGS, targets(1024, 40))
-    assert decided(quiet) == (HELD, "Steady")
+@pytest.mark.parametrize("seen", [signals(), WAITS], ids=["quiet", "requests wait"])
+def test_an_engine_with_short_steps_keeps_its_limits(seen: Signals) -> None:
+    """A smaller batch would shorten nothing, and a burst would find it. Smaller steps lengthen a queue."""
+    assert decided(BatchView(seen, SETTINGS, targets(1024, 40))) == (HELD, "Steady")
 
 
 def test_single_long_steps_lower_tokens_only() -> None:
@@ -107,7 +104,7 @@ def test_running_sequences_are_kept_while_replicas_start() -> None:
 def test_tokens_follow_the_model_while_sequences_wait() -> None:
     """Half a minute for sequences after a cut; tokens have no such wait."""
     memory = replace(MEMORY, changed=NOW - 12)
-    assert decided(BatchView(WAITS, SETTINGS, targets(1024, 32)), memory)[0] == Limits(64, 1024)
+    assert decided(BatchView(NEAR, SETTINGS, targets(1024, 32)), memory)[0] == Limits(64, 1024)
 
 
 @pytest.mark.parametrize(
@@ -143,5 +140,6 @@ def test_a_target_of_one_notch_needs_a_missed_objective(
 ) -> None:
     """The fit moves T* by a notch from minute to minute. Limits that go along change direction for nothing."""
     memory = replace(MEMORY, limits=Limits(64, tokens))
-    view = BatchView(signals(queue_wait_s=wait_s), SETTINGS, targets(target, 64))
+    seen = signals(batch_time_s=0.04, queue_wait_s=wait_s)
+    view = BatchView(seen, SETTINGS, targets(target, 64))
     assert decided(view, memory)[0].tokens == want

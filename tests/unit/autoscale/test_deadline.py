@@ -305,13 +305,14 @@ def test_a_backlog_alone_adds_no_replica_for_its_own_queue() -> None:
 def test_users_who_wait_get_replicas_once_the_backlog_was_shed_for_half_a_minute() -> None:
     """To shed it may be enough. Without a backlog, replicas come for the same wait before that."""
     wait: dict[str, Any] = {**BATCH_TOO, "wait_sum_s_standard": 16.0, "wait_within_standard": 0.0}
+    queue = FULL._replace(waiting_standard=200)
     came: dict[float | None, int] = {}
     shed: dict[float | None, int] = {}
     for rate in (1.0, None):
         loop = Loop(settings=ControlSettings(min_replicas=2, max_replicas=8))
         for tick in range(60):
             waits = None if rate is None else Backlog(5e7, loop.now + 7200, rate, loop.now)
-            decision = loop.tick(loop.samples(FULL, **wait), backlog=waits)
+            decision = loop.tick(loop.samples(queue, **wait), backlog=waits)
             if not decision.breakers.load.batch.is_closed:
                 shed.setdefault(rate, tick)
             if decision.replicas.value > 2:

@@ -112,7 +112,7 @@ def test_an_allocation_has_its_reason_and_no_event_of_its_own() -> None:
     reported(loop, loop.steady(20, batch_time_within=24.5))
     waiting = Gauges(
         running=64,
-        waiting_standard=40,
+        waiting_standard=200,
         oldest_wait_s_standard=2.9,
         limit_sequences=32,
         kv_capacity_tokens=4e5,

@@ -11,7 +11,7 @@ from fleetkeeper.autoscale.constants import (
     HIGH_WINDOWS,
     LASTING_RATIO,
     LASTING_WINDOWS,
-    LONG_WAIT,
+    LONG_QUEUE,
     LOW_POINTS,
     LOW_WINDOWS,
     NEAR_WAIT_RATIO,
@@ -69,11 +69,12 @@ def wait_is_broken(signals: Signals, settings: ControlSettings) -> bool:
 def wait_lasts(signals: Signals, settings: ControlSettings) -> bool:
     """Return whether the objective is missed, and requests waited in every window of the last minute.
 
-    A quarter of them counts. A wait of five times the objective needs no such minute.
+    A quarter of them counts. A long queue needs no such minute. A long wait does, because it is the mean of
+    30 s: when a few long prompts met, it stays long after the queue is gone.
     """
     if not wait_is_broken(signals, settings):
         return False
-    if signals.queue_wait_s > LONG_WAIT * settings.queue_wait_objective_s:
+    if signals.waiting > LONG_QUEUE * settings.queue_wait_objective_s * signals.served_per_s:
         return True
     last = signals.windows[-LASTING_WINDOWS:]
     return len(last) == LASTING_WINDOWS and all(
@@ -93,11 +94,6 @@ def batch_time_is_near(signals: Signals, settings: ControlSettings) -> bool:
     Below that, fewer sequences shorten nothing that matters, and a burst would find a small batch.
     """
     return signals.batch_time_s >= SHORT_STEP_RATIO * settings.batch_time_objective_s
-
-
-def is_loaded(signals: Signals, settings: ControlSettings) -> bool:
-    """Return whether batch time or queue wait is near its objective."""
-    return batch_time_is_near(signals, settings) or wait_is_near(signals, settings)
 
 
 def is_full(signals: Signals, sequences: int) -> bool:

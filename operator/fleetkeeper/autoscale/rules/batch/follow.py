@@ -16,7 +16,6 @@ from fleetkeeper.autoscale.rules.batch.raises import queue_wants_more, raise_all
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, Step, clamped
 from fleetkeeper.autoscale.rules.objectives import (
     batch_time_is_near,
-    is_loaded,
     is_slow,
     judged_since,
     running_per_pod,
@@ -27,21 +26,18 @@ from fleetkeeper.autoscale.types import Limits, decide
 
 
 def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
-    """Lower the limits to the model's targets while an objective is near.
+    """Lower the limits to the model's targets while batch time is near its objective.
 
-    A quiet engine keeps its limits: only single long steps lower its tokens. Sequences are lowered if at
-    least half of the target run: prompts that wait for one another gain nothing from fewer sequences.
+    A quiet engine keeps its limits: only single long steps lower its tokens. Waiting requests lower
+    nothing: smaller steps would cost throughput.
     """
     aim = _aim(view, memory, limits)
     if aim is None or now - memory.changed < DOWN_EVERY_S:
         return None
-    loaded = is_loaded(view.signals, view.settings)
-    if not loaded and not is_slow(
-        judged_since(view.signals.windows, memory.changed), view.settings
-    ):
+    near = batch_time_is_near(view.signals, view.settings)
+    if not near and not is_slow(judged_since(view.signals.windows, memory.changed), view.settings):
         return None
     sequences = limits.sequences
-    near = batch_time_is_near(view.signals, view.settings)
     if near and aim.sequences < (1 - FEED_FORWARD_RATIO) * sequences:
         sequences = min(sequences, max(aim.sequences, _least_followed(view, memory, limits, now)))
     return _step(view, memory, limits, Limits(sequences, min(limits.tokens, aim.tokens)))
