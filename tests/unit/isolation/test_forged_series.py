@@ -30,7 +30,12 @@ IDLE = dict.fromkeys((
     "arrivals_squared", "batch_time_count", "batch_time_sum_s", "batch_time_within", "steps",
     "schedule_calls", "prompt_tokens", "generation_tokens",
 ), 0.0)  # fmt: skip
-OVERLOADED = {"wait_sum_s_standard": 40.0, "wait_within_standard": 0.0, "arrivals_standard": 40.0}
+OVERLOADED = {
+    "wait_sum_s_standard": 40.0,
+    "wait_within_standard": 0.0,
+    "arrivals_standard": 40.0,
+    "arrivals_batch": 1.0,
+}
 BUSY = {"arrivals_standard": 12.0, "wait_count_standard": 12.0, "wait_within_standard": 12.0}
 
 

@@ -26,7 +26,9 @@ OVERLOAD = Signals(
         wait_count_realtime=4.0,
         preemptions=5.0,
     ),
-    gauges=Gauges(running=50, oldest_wait_s_realtime=90.0, waiting_standard=60.0),
+    gauges=Gauges(
+        running=50, oldest_wait_s_realtime=90.0, waiting_standard=60.0, waiting_batch=1.0
+    ),
     queue_wait_s=5.0,
 )
 AGEING = replace(OVERLOAD, grade=Grade.AGEING)

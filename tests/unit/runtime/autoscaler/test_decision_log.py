@@ -18,7 +18,7 @@ from tests.support.autoscale.control_cases import reported_status
 from tests.support.autoscale.loop_world import World
 
 FULL = {"minSequences": 32, "maxSequences": 32, "mode": "Fixed"}
-LATE = {"wait_sum_s_standard": 16.0, "wait_within_standard": 0.0}
+LATE = {"wait_sum_s_standard": 16.0, "wait_within_standard": 0.0, "arrivals_batch": 1.0}
 FIELDS = {
     "event",
     "log_level",
