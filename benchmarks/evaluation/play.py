@@ -114,7 +114,7 @@ def play(job: Job) -> Figures:
     for module, name, value in RULES.get(job.without, ()):
         setattr(module, name, value)
     try:
-        outcome, _ = run(_scenario(scene, job))
+        outcome, _ = run(scenario_of(scene, job))
     finally:
         for module, name, value in kept:
             setattr(module, name, value)
@@ -130,7 +130,8 @@ def play(job: Job) -> Figures:
     )
 
 
-def _scenario(scene: Scene, job: Job) -> Scenario:
+def scenario_of(scene: Scene, job: Job) -> Scenario:
+    """Return the scenario of a job."""
     case = job.case
     engine = scene.engine
     if case.kind != "fleetkeeper":

@@ -2,8 +2,8 @@
 
 Closed -> open on any cause below. Open: limits go to the last known good ones (after a raise that did
 harm, those before it; if they oscillated, they stay; start-up values if none are known), replicas to
-max(current, fallback), and nothing is lowered. Half-open after 120 s (doubling to 30 min): three ticks in which decisions are computed but
-not applied, then one notch on one pod; closed after five good ticks.
+max(current, fallback), and nothing is lowered. Half-open after 120 s (doubling to 30 min): three ticks
+in which decisions are computed but not applied, then one notch on one pod; closed after five good ticks.
 """
 
 from __future__ import annotations
