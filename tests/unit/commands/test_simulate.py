@@ -102,7 +102,8 @@ def test_without_a_fixed_fleet_that_attains_enough_a_note_says_so() -> None:
 
 def test_replicas_are_ready_at_the_start_and_decisions_have_a_reason(folder: Path) -> None:
     changed(folder, "  tiers: {standard: {queueLimit: 8}}\n")
-    done = simulate(*HARDWARE, *LOAD[:2], "--rate", "100", *LOAD[4:], "--json", "--no-fixed-fleet")
+    overload = (*LOAD[:2], "--rate", "100", "--minutes", "2", *LOAD[6:])
+    done = simulate(*HARDWARE, *overload, "--json", "--no-fixed-fleet")
     ours = json.loads(done.stdout)["alternatives"][0]
     assert ours["time_line"][0]["ready"] == 1
     (change,) = [each for each in ours["decisions"] if each["subject"] == "replicas"]
