@@ -183,6 +183,9 @@ PUT_RETRY_S: Final = 10.0
 """A failed PUT is retried after this."""
 
 # Replicas
+ROUNDING: Final = 0.1
+"""Subtracted before the replicas for a backlog are rounded up: its tokens are estimates, and a replica for less
+than a tenth of one would be taken back within the hour."""
 MAX_REPLICAS_NEEDED: Final = 1e6
 """Upper bound of the needed replicas before rounding: a forged rate could make them infinite."""
 UP_STEP: Final = 4

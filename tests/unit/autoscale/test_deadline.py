@@ -68,12 +68,12 @@ def need_of(
     [
         (0.0, 0.0, 0, 0, 0),
         (1.0, 0.0, 1, 1, 1),
-        (800.0, 0.0, 1, 2, 1),  # times 1.25: one replica
-        (801.0, 0.0, 2, 2, 1),
-        (1000.0, 0.0, 2, 2, 1),
-        (1001.0, 0.0, 2, 2, 2),
-        (800.0, 2.0, 2, 3, 2),  # one more than alone: the others take a whole replica
-        (801.0, 2.0, 3, 3, 2),
+        (880.0, 0.0, 1, 2, 1),  # times 1.25: 1.1 replicas, of which a tenth is rounded off
+        (881.0, 0.0, 2, 2, 1),
+        (1100.0, 0.0, 2, 2, 1),
+        (1101.0, 0.0, 2, 2, 2),
+        (880.0, 2.0, 2, 3, 2),  # one more than alone: the others take a whole replica
+        (881.0, 2.0, 3, 3, 2),
     ],
 )
 def test_the_need_has_a_margin_and_leaves_the_others_their_demand(

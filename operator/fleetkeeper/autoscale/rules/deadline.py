@@ -21,6 +21,7 @@ from fleetkeeper.autoscale.constants import (
     BATCH_DOWN_FACTOR,
     BATCH_UP_FACTOR,
     MAX_REPLICAS_NEEDED,
+    ROUNDING,
 )
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.state import TickState
@@ -96,10 +97,10 @@ def _tokens_per_s(state: TickState, carried_per_s: float) -> float:
 def _replicas(others: float, batch: float, floor: float) -> int:
     """Return the replicas for these loads, which are in replicas. `floor`: the floor of tier batch.
 
-    Example: 1.5 for the others and 0.7 for batch: 2.2, so 3.
+    Example: 1.5 for the others and 0.7 for batch: 2.2 - 0.1, so 3.
     """
     if batch <= 0.0:
         return 0
     by_floor = max(others, batch / floor) if floor > 0 else math.inf
     needed = min(others + batch, by_floor, MAX_REPLICAS_NEEDED)
-    return max(1, math.ceil(needed))
+    return max(1, math.ceil(needed - ROUNDING))
