@@ -12,7 +12,7 @@ import pytest
 from fleetkeeper_gateway.usage.engines import PAGE_BYTES, parse_page
 from fleetkeeper_gateway.usage.pages import MAX_PAGE_ENTRIES
 from tests.support.gateway.usage_ledgers import NOW, Ledger, an_entry, opened
-from tests.support.processor_units import least_units
+from tests.support.processor_units import units_of
 
 pytestmark = pytest.mark.usefixtures("without_collections")
 
@@ -57,7 +57,7 @@ def test_no_page_holds_the_loop_that_reads_all_engines(name: str, tmp_path: Path
     def take() -> None:
         store.append(parse_page(data), Ledger(f"pod-{next(numbers)}").pod, NOW)
 
-    assert least_units(take, MAX_TURN) < MAX_TURN
+    assert units_of(take, MAX_TURN) < MAX_TURN
 
 
 def test_the_first_page_after_a_restart_reads_no_file_again(tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_the_first_page_after_a_restart_reads_no_file_again(tmp_path: Path) -> N
     def append() -> None:
         ledger.read_into(store, NOW)
 
-    assert least_units(append, MAX_APPEND, prepare=restart) < MAX_APPEND
+    assert units_of(append, MAX_APPEND, prepare=restart) < MAX_APPEND

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fleetkeeper.autoscale.rules.batch.decide import decide_limits
-from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView
+from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView, far_moves
 from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.autoscale.types import Limits
 from tests.support.autoscale.batch_cases import (
@@ -142,3 +142,30 @@ def test_memory_above_the_cap_tightens() -> None:
     assert decision.reason == "MemoryAboveCap"
     assert decision.value.sequences == 48
     assert decide_limits(view, memory, NOW + 5)[0].value.sequences == 48
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "tokens", "counts"), [(0.06, 1536, 0), (0.15, 640, 1)], ids=["near", "far"]
+)
+def test_only_moves_of_more_than_two_notches_are_changes_of_direction(
+    mean_s: float, tokens: int, counts: int
+) -> None:
+    """From 2048 after a raise: one notch down follows the load, four are another opinion."""
+    raised = replace(MEMORY, last_directions=(0, 1))
+    long = replace(window(1.0), seconds=mean_s * 400)
+    decision, memory = decide_limits(BatchView(signals(windows=(long,)), SETTINGS), raised, NOW)
+    assert decision.value == Limits(64, tokens)
+    assert len(memory.reversals) == counts
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "far"),
+    [
+        (Limits(64, 256), Limits(78, 512), (False, False)),
+        (Limits(78, 512), Limits(64, 256), (False, False)),
+        (Limits(64, 256), Limits(79, 640), (True, True)),
+        (Limits(64, 8192), Limits(64, 256), (False, True)),
+    ],
+)
+def test_what_is_a_far_move(before: Limits, after: Limits, far: tuple[bool, bool]) -> None:
+    assert far_moves(before, after, SETTINGS) == far

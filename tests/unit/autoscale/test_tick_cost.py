@@ -21,7 +21,7 @@ from fleetkeeper.common.budget import Budget
 from fleetkeeper_contract.step_terms import StepSums
 from tests.support.autoscale.control_cases import NOW, pod_view, sample
 from tests.support.autoscale.engine_metrics import metrics_series
-from tests.support.processor_units import least_units
+from tests.support.processor_units import units_of
 
 SERVICES = 200
 PODS = 2
@@ -98,7 +98,7 @@ def test_a_tick_costs_a_fraction_of_a_core() -> None:
     for _ in range(TICKS):
         tick()
     assert known[-1]
-    units = least_units(tick, MAX_TICK)
+    units = units_of(tick, MAX_TICK)
     print(f"{units:.0f} units")
     assert units <= MAX_TICK
 

@@ -25,7 +25,7 @@ from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, MiddlewareBlock, SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from tests.support.engine.middleware_calls import GUARD_S, Call
-from tests.support.processor_units import least_units
+from tests.support.processor_units import units_of
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -328,6 +328,6 @@ def test_a_frame_costs_microseconds() -> None:
         for _ in range(2000):
             timer.frame(TOKEN)
 
-    units = least_units(frames, 40)
+    units = units_of(frames, 40)
     print(f"{units:.2f} units for 2,000 frames")
     assert units < 40

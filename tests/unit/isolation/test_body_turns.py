@@ -12,11 +12,13 @@ from fleetkeeper_gateway.http.connections.bodies import Body, BodyBudget
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.http.request_fields import parse_fields
 from tests.support.engine.middleware_calls import Call, StandInVllm, running_middleware
-from tests.support.processor_units import LONGEST, longest_turn
+from tests.support.processor_units import longest_turn
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_collections")]
 
 CHAT = "/v1/chat/completions"
+MAX_TURN = 80
+"""Units: 40 ms where this was written. Turns take up to 21 ms; without parts they took 70 ms and more."""
 TOGETHER = 30
 LARGEST = 16 * 1024**2
 """Bytes that the gateway takes."""
@@ -99,7 +101,7 @@ async def test_no_body_holds_an_event_loop(
 ) -> None:
     """A loop that is held answers no probe, and no other client."""
     data = HOSTILE[name]()
-    assert await longest_turn(lambda: reader(data)) < LONGEST
+    assert await longest_turn(lambda: reader(data), MAX_TURN) < MAX_TURN
 
 
 @pytest.mark.parametrize("name", ["small objects that are allowed", "objects that are allowed"])
@@ -110,4 +112,4 @@ async def test_many_bodies_together_hold_no_event_loop(name: str) -> None:
     async def read_all() -> None:
         await asyncio.gather(*(read_by_the_gateway(data, budget) for _ in range(TOGETHER)))
 
-    assert await longest_turn(read_all) < LONGEST
+    assert await longest_turn(read_all, MAX_TURN) < MAX_TURN

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.processor_units import LONGEST, TRIES, Clock, least_units, longest_turn, unit_s
+from tests.support.processor_units import LONGEST, TRIES, Clock, longest_turn, unit_s, units_of
 
 
 def busy(seconds: float) -> None:
@@ -24,12 +24,12 @@ def slowed(factor: float) -> Clock:
 @pytest.mark.parametrize("factor", [0.2, 1.0, 10.0])
 def test_the_speed_of_the_machine_changes_no_figure(factor: float) -> None:
     work_s = 20 * unit_s()
-    assert 10 < least_units(lambda: busy(work_s), 0.0, slowed(factor)) < 40
+    assert 10 < units_of(lambda: busy(work_s), 0.0, slowed(factor)) < 40
 
 
 def test_one_try_without_a_disturbance_is_enough() -> None:
     tries: Iterator[float] = iter([100.0, 100.0, 5.0])
-    assert least_units(lambda: busy(next(tries) * unit_s()), 50) < 50
+    assert units_of(lambda: busy(next(tries) * unit_s()), 50) < 50
     assert next(tries, None) is None, "and no try follows it"
 
 
