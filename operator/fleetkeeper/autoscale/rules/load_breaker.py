@@ -3,9 +3,9 @@
 Pressure x = max(W / objective, B / objective, KV / 0.95, Q / (C* x ready)), of the judged tiers.
 W: queue wait. B: batch time. KV: used share of the KV cache. Q: waiting requests. C*: capacity.
 
-- Batch opens first, if there are batch requests. Standard follows and sheds a share of its requests, unless its queue drains: a
-  draining queue does not need load shedding, however long its last requests waited. Realtime never
-  opens on pressure, only if its oldest request waits longer than a client does.
+- Batch opens first, if there are batch requests. Standard follows and sheds a share of its requests,
+  unless its queue drains: a draining queue does not need load shedding, however long its last requests
+  waited. Realtime never opens on pressure, only if its oldest request waits longer than a client does.
 - Without signals the breaker closes: live traffic is never shed because metrics are missing (the
   engines have an admission rule of their own).
 - On aging signals no tier opens or admits less: the overload may be over.

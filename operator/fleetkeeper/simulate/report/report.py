@@ -63,7 +63,7 @@ class Report:
         requests = ours.figures["requests"].median
         if not requests >= ENOUGH:
             found = value_text(requests, "whole")
-            return f"No verdict: a run needs {ENOUGH} requests, and this load has {found}. Play a longer or denser one."
+            return f"No verdict: a run needs {ENOUGH} requests, and this load has {found}. Play a longer load, or a higher rate."
         asked = ours.case.model.settings.attainment_ratio
         attained = value_text(ours.figures["slo_attainment"].median, "percent")
         reached = _reaches(ours, asked)
