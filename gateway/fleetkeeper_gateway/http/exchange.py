@@ -197,6 +197,9 @@ class Exchange:
             body.data,
             lambda: self._attempt(key, tier, baggage, hops),
             self._sending,
+            # Hundreds of waiting lines would take the processor from other keys. The batch process sends a
+            # refused line again.
+            waits=not caller.in_batch,
         )
         metrics.until_answered(tier.label).observe(self._loop.time() - sending)
         return opened

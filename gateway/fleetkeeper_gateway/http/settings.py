@@ -40,7 +40,9 @@ class ServeSettings(BaseSettings):
         2, gt=0, description="Time to connect to a service, with the lookup of its name."
     )
     wait_seconds: float = Field(
-        10, ge=0, description="Maximum time that a request waits for a service that accepts it."
+        10,
+        ge=0,
+        description="Maximum time that a request waits for a service that accepts it. A line of a batch does not wait: the batch process sends it again.",
     )
     request_timeout_seconds: float = Field(
         3600, gt=0, description="Maximum time of a request from its head to its last byte."

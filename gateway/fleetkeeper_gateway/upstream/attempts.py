@@ -19,6 +19,8 @@ from fleetkeeper_gateway.upstream.not_sent import MAX_BYTES, is_refusal
 
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 1.0
+_SHORT_WAIT_S: Final = 0.1
+"""Time of a request that does not wait: it may reach another replica than one that drains."""
 _BODY_TIMEOUT_S: Final = 5.0
 """Time for the short body of a 503."""
 
@@ -76,6 +78,8 @@ class Upstream:
         body: bytes,
         attempt: Callable[[], Attempt | None],
         sending: Callable[[bool], None],
+        *,
+        waits: bool = True,
     ) -> Opened:
         """Send a request and return its response.
 
@@ -87,13 +91,14 @@ class Upstream:
                 the service is gone or has no address.
             sending: called with True once the request may have been sent, and with False once it is
                 known that it was not.
+            waits: whether to try again for the whole wait, not just a few times.
 
         Raises:
             NotSent: if no service accepted it before the wait ended.
             SendFailed: if it was sent and failed.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._wait_s
+        deadline = loop.time() + (self._wait_s if waits else min(self._wait_s, _SHORT_WAIT_S))
         pause_s = _FIRST_PAUSE_S
         while True:
             made = attempt()

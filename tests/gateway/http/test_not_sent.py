@@ -8,11 +8,13 @@ import socket
 import pytest
 from aiohttp import web
 
-from tests.gateway.http.world import GUARD_S, StandIn, World, chat, head, service
+from tests.gateway.http.world import GUARD_S, KEY, StandIn, World, chat, head, service
 
 NO_WORKER = "No available workers (all circuits open or unhealthy)"
 """As vllm-router 0.1.17 answers (measured)."""
 DRAINING = '{"error": {"message": "...", "type": "server_error", "code": "draining"}}'
+LINE = f"Bearer batch.{KEY.id}.signed"
+"""Token of the batch process on behalf of a key."""
 
 
 @pytest.fixture
@@ -69,6 +71,28 @@ async def test_the_wait_for_a_replica_is_bounded(idle_world: World, free_port: i
         assert "team/chat" in error["message"]
         # Its tokens are given back: nothing was sent.
         assert world.limiter.admissions[0].released == [False]
+
+
+@pytest.mark.promise("batch-quotas")
+async def test_a_line_that_no_replica_takes_is_refused_without_a_wait(
+    world: World, free_port: int
+) -> None:
+    """Its process sends it again, at the pace of its service. A thousand waiting lines would cost the gateway a core."""
+    world.services.set(service(url=f"http://127.0.0.1:{free_port}", demands_grant=True))
+    assert await world.refused(Authorization=LINE) == (503, "service_unavailable")
+    attempts = len(world.grants.signed)
+    assert 1 <= attempts <= 5, "each signs a grant"
+
+
+async def test_a_line_that_a_draining_replica_refuses_is_sent_to_another_one(world: World) -> None:
+    answers = [web.Response(status=503, text=DRAINING)]
+
+    async def script(request: web.Request) -> web.StreamResponse:
+        return answers.pop() if answers else web.Response(text="taken")
+
+    world.upstream.script = script
+    async with world.post(Authorization=LINE) as response:
+        assert (response.status, await response.text()) == (200, "taken")
 
 
 async def test_a_name_without_an_address_counts_as_not_sent(idle_world: World) -> None:
