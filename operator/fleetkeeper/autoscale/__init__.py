@@ -6,7 +6,8 @@ A tick of one service, every 5 s (`tick.decide_service`):
 2. `capacity`: the step-time model is refitted, and gives what one replica carries within both objectives.
 3. `rules`: the breakers, then the batch limits, then the replicas. Limits act within seconds, replicas within
    minutes, so a missed objective first moves limits.
-4. `arbitrate`: the recommendations of all services become allocations within the GPU budget.
+4. `arbitrate`: the recommendations of all services become allocations within the GPU budget. A replica that only
+   waits for the next surge yields to a service that the budget limits.
 5. `report`: what the status, the events and the metrics show.
 
 Formulas, with B sequences, P prefill tokens and KV resident tokens in a step:

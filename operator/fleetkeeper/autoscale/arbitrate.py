@@ -1,14 +1,18 @@
 """Arbitration: turn the recommendations of all services into allocations within the GPU budget.
 
 Order: realtime before standard before batch, then the largest breach of an objective; minimums before
-growth. A running replica is not removed for another service. Every new replica, including those from
-spec.replicas or minReplicas, must fit in the budget (common/budget.py).
+growth. Every new replica, including those from spec.replicas or minReplicas, must fit in the budget
+(common/budget.py).
+
+A replica that its load needs is not removed for another service. One that only waits for the next surge is:
+`arbitrate` asks its service, which then removes it if all its other checks for a scale-down pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from types import MappingProxyType
 
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
@@ -18,6 +22,16 @@ from fleetkeeper.common.budget import Budget, Holding, ServiceKey, Usage, bounde
 from fleetkeeper_contract.tiers import Tier
 
 NO_HOLDINGS: Mapping[ServiceKey, Holding] = MappingProxyType({})
+
+
+class Lack(IntEnum):
+    """Whether a service lacks replicas because of a budget."""
+
+    NOTHING = 0
+    LONG = 1
+    """For longer than another service's replica would need to make room."""
+    CONFIRMED = 2
+    """That long, and its pods were read directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,11 @@ class Want:
     """The most urgent tier with traffic."""
     breach: float = 0.0
     """The worst signal divided by its objective (1: at the objective)."""
+    lacks: Lack = Lack.NOTHING
+    kept: int = 0
+    """Replicas that could be removed, if they were not kept for the next surge."""
+    has_released: bool = False
+    """True if such a replica was removed for another service, which may not have its accelerators yet."""
 
     @property
     def key(self) -> ServiceKey:
@@ -49,9 +68,21 @@ class Allocation:
     replicas: int
     limited_by: str = ""
     """The budget that reduced the replicas; empty without a reduction."""
+    confirms: bool = False
+    """True if a replica may be removed elsewhere, once the pods of this service are read directly."""
+    releases: bool = False
+    """True if this service should remove a replica that it keeps for the next surge."""
 
 
-def want_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) -> Want:
+def want_of(
+    inputs: ControlInputs,
+    signals: Signals,
+    replicas: Decision[int],
+    *,
+    lacks: Lack = Lack.NOTHING,
+    kept: int = 0,
+    has_released: bool = False,
+) -> Want:
     """Return the recommendation of one service.
 
     Replicas that the planner would not create must not take accelerators from other services. Those that
@@ -73,6 +104,9 @@ def want_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) ->
             signals.queue_wait_s / settings.queue_wait_objective_s,
             signals.batch_time_s / settings.batch_time_objective_s,
         ),
+        lacks=lacks,
+        kept=kept if settings.tunes_replicas else 0,
+        has_released=has_released,
     )
 
 
@@ -103,15 +137,45 @@ def arbitrate(
         _grant(want, min(want.min_replicas, want.replicas), granted, usage)
     for want in growing:
         _grant(want, want.replicas, granted, usage)
+    _ask(asked, [want for want in growing if granted[want.key].limited_by], granted, usage)
     return granted
+
+
+def _ask(
+    wants: Sequence[Want],
+    limited: Iterable[Want],
+    granted: dict[ServiceKey, Allocation],
+    usage: Usage,
+) -> None:
+    """Ask for a kept replica for the most urgent service that lacks one for long.
+
+    Not while as many accelerators of the same budget are about to become free.
+    """
+    for want in limited:
+        if want.lacks is Lack.NOTHING:
+            continue
+        scope = usage.limiting_namespace(want.key)
+        near = [other for other in wants if scope in (None, other.namespace)]
+        able = [other for other in near if other.kept > 0]
+        lacking = (want.replicas - granted[want.key].replicas) * want.gpus_per_replica
+        freed = sum(
+            max(0, other.supplied - other.replicas) * other.gpus_per_replica for other in near
+        )
+        if not able or usage.leaving(scope) + freed >= lacking:
+            continue
+        granted[want.key] = replace(granted[want.key], confirms=True)
+        if want.lacks is Lack.CONFIRMED:
+            most = max(able, key=lambda other: (other.kept * other.gpus_per_replica, other.key))
+            granted[most.key] = replace(granted[most.key], releases=True)
+        return
 
 
 def _supplied(want: Want) -> Holding:
     return Holding(want.supplied * want.gpus_per_replica)
 
 
-def _urgency(want: Want) -> tuple[int, float, ServiceKey]:
-    return want.tier, -want.breach, want.key
+def _urgency(want: Want) -> tuple[bool, int, float, ServiceKey]:
+    return want.has_released, want.tier, -want.breach, want.key
 
 
 def _grant(want: Want, up_to: int, granted: dict[ServiceKey, Allocation], usage: Usage) -> None:

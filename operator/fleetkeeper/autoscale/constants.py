@@ -209,6 +209,9 @@ CARRY_KV_RATIO: Final = 0.8
 SURGE_DELAYS: Final = 4.0
 """After requests waited too long, the replicas that this required are kept for so many scale-down delays:
 bursts return, and a replica takes minutes to start."""
+HANDOVER_S: Final = 60.0
+"""A replica that is removed for another service drains for about this long. That service must lack a replica for
+this long and a cold start: a shorter surge is over before the help comes."""
 BATCH_UP_FACTOR: Final = 1.25
 """Replicas are added for a backlog if its required rate times this is more than they give: the tokens of
 answers are estimates, and batch waits during surges."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason, previous_condition
 from fleetkeeper.api.status_enums import BreakerState
+from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.capacity.estimate import Estimate
 from fleetkeeper.autoscale.constants import CONTROL_OPEN_S, DECISIONS_KEPT
 from fleetkeeper.autoscale.limits_requests import LimitsRequestsMemory
@@ -67,6 +68,10 @@ class ControlMemory:
     replaced_pod: str = ""
     """Pod of the last replacement."""
     fragmentation: FragmentationMemory = field(default_factory=FragmentationMemory)
+    allocation: Allocation | None = None
+    """The last allocation."""
+    lacks_since: float | None = None
+    """Time since which a budget allows fewer replicas than are recommended."""
     allocation_late_since: float | None = None
     """Time since which the Deployment does not have the allocated replicas."""
     open_engines: Mapping[str, OpenRun] = field(default_factory=lambda: MappingProxyType({}))

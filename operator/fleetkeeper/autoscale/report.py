@@ -77,7 +77,7 @@ def build_report(
     """
     replica_allocation = _replica_allocation(decision, allocation)
     desired = decision.live_replicas if replica_allocation is None else replica_allocation.replicas
-    memory = _shown_memory(decision, memory, desired, now)
+    memory = _shown_memory(decision, allocation, memory, desired, now)
     report = ControlReport(
         scaling=_scaling(decision, allocation, memory.shown_scaling, desired),
         batching=_batching(decision, memory),
@@ -101,9 +101,13 @@ def build_report(
 
 
 def _shown_memory(
-    decision: ControlDecision, memory: ControlMemory, desired: int, now: float
+    decision: ControlDecision,
+    allocation: Allocation,
+    memory: ControlMemory,
+    desired: int,
+    now: float,
 ) -> ControlMemory:
-    """Return the memory with what the status shows after this tick; the same object if unchanged."""
+    """Return the memory with the allocation and what the status shows after this tick; the same object if unchanged."""
     limits = f"{decision.in_force.sequences}/{decision.in_force.tokens}"
     why = _why(decision, memory.shown_scaling, desired)
     signals = decision.signals
@@ -111,6 +115,7 @@ def _shown_memory(
     batching = _shown(memory.shown_batching, limits, decision.limits, now)
     after = replace(
         memory,
+        allocation=allocation,
         shown_scaling=scaling,
         shown_batching=batching,
         changes=_changes(decision, memory, scaling, batching, now),

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fleetkeeper.autoscale.arbitrate import want_of
+from fleetkeeper.autoscale.arbitrate import Allocation, Lack, want_of
 from fleetkeeper.autoscale.capacity.estimate import Estimate, updated_estimate
-from fleetkeeper.autoscale.constants import RATE_S
+from fleetkeeper.autoscale.constants import HANDOVER_S, RATE_S
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.events import tick_events
 from fleetkeeper.autoscale.limits_requests import after_outcomes, due_requests
@@ -38,7 +38,11 @@ from fleetkeeper.autoscale.rules.objectives import judged_since
 from fleetkeeper.autoscale.rules.remedies import decide_memory_remedy, decide_replacements
 from fleetkeeper.autoscale.rules.replica_view import ReplicaView, replica_view
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
-from fleetkeeper.autoscale.rules.scale_down import reads_asked_at, scale_down_blocker
+from fleetkeeper.autoscale.rules.scale_down import (
+    kept_for_surge,
+    reads_asked_at,
+    scale_down_blocker,
+)
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.signals.backlog import known_backlog
 from fleetkeeper.autoscale.signals.observe import observe_service
@@ -75,9 +79,23 @@ def decide_service(
     by_pod = limits_by_pod(state, in_force, canary, admission)
     puts, requested = due_requests(memory.limits_requests, pods, by_pod, admission, now)
 
-    view = replica_view(state, batch, now)
+    allocation = memory.allocation or Allocation(inputs.replicas)
+    view = replica_view(state, batch, now, releases=allocation.releases)
     replicas, replicas_memory = decide_replicas(view, memory.replicas, now)
-    want = want_of(inputs, signals, replicas)
+    handover_s = HANDOVER_S + estimate.cold_start.seconds
+    lacks, lacks_since = Lack.NOTHING, None
+    if allocation.limited_by and replicas.value > inputs.replicas:
+        lacks_since = now if memory.lacks_since is None else memory.lacks_since
+        if now - lacks_since >= handover_s:
+            lacks = Lack.LONG if replicas_memory.direct_since is None else Lack.CONFIRMED
+    want = want_of(
+        inputs,
+        signals,
+        replicas,
+        lacks=lacks,
+        kept=kept_for_surge(view, replicas_memory, now),
+        has_released=now - replicas_memory.released < handover_s,
+    )
 
     remedy = decide_memory_remedy(memory.remedy, settings, pods, inputs.out_of_memory_pods, now)
     replacement = decide_replacements(
@@ -97,7 +115,9 @@ def decide_service(
         replacing=remedy.valid or replacement.valid,
     )
 
-    asked_at = reads_asked_at(memory.asked_at, inputs, replicas, breakers.load, now)
+    asked_at = reads_asked_at(
+        memory.asked_at, inputs, replicas, breakers.load, now, confirms=allocation.confirms
+    )
     decision = ControlDecision(
         state=state,
         limits=limits,
@@ -128,6 +148,7 @@ def decide_service(
         remedy=remedy.value,
         fragmentation=fragmentation,
         asked_at=asked_at,
+        lacks_since=lacks_since,
         backlog=backlog,
         **_open_engines(inputs, memory, now),
     )

@@ -69,6 +69,7 @@ class Usage:
 
     def __init__(self, budget: Budget, holdings: Mapping[ServiceKey, Holding]) -> None:
         self._budget = budget
+        self._holdings = holdings
         self._claimed = {key: held.claimed for key, held in holdings.items()}
         self._by_namespace: Counter[str] = Counter()
         for (namespace, _), held in holdings.items():
@@ -87,6 +88,20 @@ class Usage:
             left = Allowance(of_namespace - self._by_namespace[namespace] + own, by)
             found = tighter(found, left)
         return found
+
+    def limiting_namespace(self, key: ServiceKey) -> str | None:
+        """Return the namespace whose budget leaves this service the least; None if the fleet's does."""
+        of_namespace = self._budget.of_namespace(key[0])
+        if of_namespace is None:
+            return None
+        total, left = self._budget.total_gpus, of_namespace - self._by_namespace[key[0]]
+        return key[0] if total is None or left <= total - self._total else None
+
+    def leaving(self, namespace: str | None) -> int:
+        """Return the accelerators of pods that are being removed, in a namespace or (None) in all."""
+        return sum(
+            held.leaving for (of, _), held in self._holdings.items() if namespace in (None, of)
+        )
 
     def claim(self, key: ServiceKey, gpus: int) -> None:
         """Raise the claim of this service to `gpus` for all its replicas; never lower it."""

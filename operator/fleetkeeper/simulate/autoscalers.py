@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import process_time
 from typing import Final, Protocol
 
-from fleetkeeper.autoscale.arbitrate import arbitrate
+from fleetkeeper.autoscale.arbitrate import Allocation, Want, arbitrate
 from fleetkeeper.autoscale.constants import FRESH_S, TICK_S
 from fleetkeeper.autoscale.decided import Decided, decisions_made
 from fleetkeeper.autoscale.decision import ControlDecision
@@ -68,11 +68,13 @@ class ControlLoop:
     interval_s: float = TICK_S
     control_s: float = 0.0
     gpus: int = 1
+    name: str = "service"
     on_tick: Callable[[ControlInputs, ControlDecision], None] = lambda *_: None
     memory: ControlMemory = field(default_factory=ControlMemory)
     decision: ControlDecision | None = None
     events: list[tuple[float, Event]] = field(default_factory=list)
     decided: list[tuple[float, Decided]] = field(default_factory=list)
+    _before: ControlMemory = field(default_factory=ControlMemory)
     _outcomes: tuple[PutOutcome, ...] = ()
     _allocated: int | None = None
     _started: float | None = None
@@ -80,13 +82,18 @@ class ControlLoop:
     _asks_pods: bool = False
 
     def tick(self, cluster: Cluster, now: float) -> None:
-        """Decide once, send the limits, and set the replicas."""
+        """Decide once, send the limits, and set the replicas, without a GPU budget."""
+        want = self.decide(cluster, now)
+        self.act(cluster, arbitrate([want], Budget())[want.key], now)
+
+    def decide(self, cluster: Cluster, now: float) -> Want:
+        """Decide once, and return the recommendation. Call `act` with its allocation at the same time."""
         self._started = now if self._started is None else self._started
         cluster.scrapes = self.prometheus
         samples, is_lost = self._observe(cluster, now)
         inputs = ControlInputs(
             namespace="default",
-            name="service",
+            name=self.name,
             settings=self.settings,
             replicas=cluster.wanted,
             started=self._started,
@@ -99,15 +106,25 @@ class ControlLoop:
             gpus_per_replica=self.gpus,
             backlog=cluster.backlog if self.prometheus and self.metrics(now) else None,
         )
-        began, before = process_time(), self.memory
-        decision, memory = decide_service(inputs, self.memory, now)
-        allocations = arbitrate([decision.want], Budget())
-        result, self.memory = build_report(decision, allocations[decision.want.key], memory, now)
+        began = process_time()
+        self._before = self.memory
+        decision, self.memory = decide_service(inputs, self.memory, now)
         self.control_s += process_time() - began
         self.decision, self._asks_pods = decision, decision.asks_pods
-        self.events += [(now, event) for event in result.events]
-        self.decided += [(now, each) for each in decisions_made(decision, before, self.memory)]
         self.on_tick(inputs, decision)
+        return decision.want
+
+    def act(self, cluster: Cluster, allocation: Allocation, now: float) -> None:
+        """Apply the decision of this time."""
+        if self.decision is None:
+            raise RuntimeError("nothing was decided")
+        decision, began = self.decision, process_time()
+        result, self.memory = build_report(decision, allocation, self.memory, now)
+        self.control_s += process_time() - began
+        self.events += [(now, event) for event in result.events]
+        self.decided += [
+            (now, each) for each in decisions_made(decision, self._before, self.memory)
+        ]
         if result.allocation is not None:
             cluster.scale(result.allocation.replicas, now)
             self._allocated = result.allocation.replicas

@@ -7,15 +7,18 @@ the autoscaler ticks and pods start or end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import merge
 from random import Random
 from time import process_time
 from typing import Final
 
+from fleetkeeper.autoscale.arbitrate import arbitrate
+from fleetkeeper.common.budget import Budget, Holding, ServiceKey
 from fleetkeeper.simulate.arguments import Batch
 from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop
-from fleetkeeper.simulate.batch_client import BatchClient, batch_client
+from fleetkeeper.simulate.batch_client import batch_client
 from fleetkeeper.simulate.cluster import Cluster, ColdStart
 from fleetkeeper.simulate.engine import H100_8B, EngineSpec
 from fleetkeeper.simulate.loads.arrivals import Mix
@@ -78,93 +81,110 @@ def run(
 
     `progress` gets the seconds played, about once a virtual minute.
     """
-    random = Random(scenario.seed)  # noqa: S311 - seeded on purpose
-    client = batch_client(
-        scenario.batches,
-        scenario.line,
-        EPOCH_S,
-        scenario.seed,
-        tier=scenario.batch_tier,
-        longest=scenario.engine.blocks * BLOCK_TOKENS,
-    )
-    outcome = Outcome(scenario.targets, works=client.works)
-    autoscaler = scenario.autoscaler()
-    cluster = Cluster(
-        scenario.engine,
-        Random(random.random()),  # noqa: S311 - as above
-        scenario.cold_start,
-        scenario.gpus,
-        scenario.routers,
-        removes_emptiest=scenario.removes_emptiest,
-        pods_come=lambda now: scenario.pods_come(now - EPOCH_S),
-        slowness=lambda now: scenario.slowness(now - EPOCH_S),
-        on_end=lambda requests: outcome.ended(client.others(requests)),
-        on_lost=lambda requests: outcome.lost_all(client.others(requests, lost=True)),
-    )
-    cluster.begin(EPOCH_S, scenario.replicas)
+    (result,) = run_together((scenario,), Budget(), progress)
+    return result
+
+
+def run_together(
+    scenarios: Sequence[Scenario],
+    budget: Budget,
+    progress: Callable[[float], None] = lambda _: None,
+) -> list[tuple[Outcome, Autoscaler]]:
+    """Run services side by side for the same time; return the outcome and the autoscaler of each.
+
+    The control loops share a GPU budget, so each needs a name of its own. Other autoscalers ignore it.
+    """
+    services = [_Service(scenario) for scenario in scenarios]
+    (seconds,) = {scenario.seconds for scenario in scenarios}
     began = process_time()
-    clock = _Clock(scenario, cluster, autoscaler, outcome, client, progress)
-    _play(scenario, clock, random)
-    cluster.finish(EPOCH_S + scenario.seconds)
-    outcome.close(cluster, EPOCH_S, scenario.seconds, scenario.tail_s)
-    outcome.unfinished -= client.in_flight
-    outcome.control_s = autoscaler.control_s
-    outcome.engine_s = process_time() - began - autoscaler.control_s
-    return outcome, autoscaler
+    clock = _Clock(services, budget, progress)
+    loads = [_arrivals(service, number) for number, service in enumerate(services)]
+    for arrived, number, request in merge(*loads):
+        if arrived >= clock.next:
+            clock.move(arrived)
+        service = services[number]
+        service.outcome.arrived(request)
+        if not service.cluster.route(request):
+            service.outcome.refused(request)
+    clock.move(EPOCH_S + seconds)
+    for service in services:
+        service.close()
+    took_s = process_time() - began
+    for service in services:
+        # Engines of several services run alternately, so each gets an equal part.
+        service.outcome.engine_s = took_s / len(services) - service.outcome.control_s
+    return [(service.outcome, service.autoscaler) for service in services]
 
 
-def _play(scenario: Scenario, clock: _Clock, random: Random) -> None:
-    cluster, outcome = clock.cluster, clock.outcome
-    for request in scenario.load(random):
+def _arrivals(service: _Service, number: int) -> Iterator[tuple[float, int, Request]]:
+    scenario = service.scenario
+    for request in scenario.load(service.random):
         if request.arrived >= scenario.seconds:
-            break
+            return
         request.arrived += EPOCH_S
-        if request.arrived >= clock.next:
-            clock.move(request.arrived)
-        outcome.arrived(request)
-        if not cluster.route(request):
-            outcome.refused(request)
-    clock.move(EPOCH_S + scenario.seconds)
+        yield request.arrived, number, request
 
 
-@dataclass
-class _Clock:
-    """The events at fixed times: pods and batches move every second, the autoscaler ticks, engines crash."""
+class _Service:
+    """A service in a simulation."""
 
-    scenario: Scenario
-    cluster: Cluster
-    autoscaler: Autoscaler
-    outcome: Outcome
-    client: BatchClient
-    progress: Callable[[float], None]
-    next: float = EPOCH_S
-    _tick_at: float = EPOCH_S
-    _crashes: list[Fault] = field(default_factory=list)
-    _shown: float = -math.inf
+    def __init__(self, scenario: Scenario) -> None:
+        """Create its cluster, and the replicas of the start."""
+        self.scenario = scenario
+        self.random = Random(scenario.seed)  # noqa: S311 - seeded on purpose
+        client = self.client = batch_client(
+            scenario.batches,
+            scenario.line,
+            EPOCH_S,
+            scenario.seed,
+            tier=scenario.batch_tier,
+            longest=scenario.engine.blocks * BLOCK_TOKENS,
+        )
+        outcome = self.outcome = Outcome(scenario.targets, works=client.works)
+        self.autoscaler = scenario.autoscaler()
+        self.cluster = Cluster(
+            scenario.engine,
+            Random(self.random.random()),  # noqa: S311 - as above
+            scenario.cold_start,
+            scenario.gpus,
+            scenario.routers,
+            removes_emptiest=scenario.removes_emptiest,
+            pods_come=lambda now: scenario.pods_come(now - EPOCH_S),
+            slowness=lambda now: scenario.slowness(now - EPOCH_S),
+            on_end=lambda requests: outcome.ended(client.others(requests)),
+            on_lost=lambda requests: outcome.lost_all(client.others(requests, lost=True)),
+        )
+        self.cluster.begin(EPOCH_S, scenario.replicas)
+        self._tick_at = EPOCH_S
+        self._crashes = sorted(scenario.crashes, key=lambda fault: -fault.at)
 
-    def __post_init__(self) -> None:
-        """Sort the crashes, the last one first."""
-        self._crashes = sorted(self.scenario.crashes, key=lambda fault: -fault.at)
+    def move(self, now: float) -> bool:
+        """Do what is due at a time, and return whether the autoscaler ticks."""
+        while self._crashes and now - EPOCH_S >= self._crashes[-1].at:
+            self.cluster.crash(self._crashes.pop().number, now)
+        self.cluster.move(now)
+        if self.client.works:
+            self.client.step(self.cluster, now)
+        if now < self._tick_at:
+            return False
+        self._tick_at += self.autoscaler.interval_s
+        return True
 
-    def move(self, until: float) -> None:
-        """Do everything that is due up to `until`."""
-        while self.next <= until:
-            now = self.next
-            while self._crashes and now - EPOCH_S >= self._crashes[-1].at:
-                self.cluster.crash(self._crashes.pop().number, now)
-            self.cluster.move(now)
-            if self.client.works:
-                self.client.step(self.cluster, now)
-            if now >= self._tick_at:
-                self._tick_at += self.autoscaler.interval_s
-                self.autoscaler.tick(self.cluster, now)
-                self.outcome.ticks.append(self._row(now))
-            if now - self._shown >= 60.0:
-                self._shown = now
-                self.progress(now - EPOCH_S)
-            self.next = now + MOVE_S
+    def holding(self) -> Holding:
+        """Return the accelerators of its pods."""
+        cluster = self.cluster
+        return Holding(cluster.wanted * cluster.gpus, len(cluster.draining) * cluster.gpus)
 
-    def _row(self, now: float) -> Tick:
+    def close(self) -> None:
+        """Let the requests in the engines end, and add up."""
+        scenario, outcome = self.scenario, self.outcome
+        self.cluster.finish(EPOCH_S + scenario.seconds)
+        outcome.close(self.cluster, EPOCH_S, scenario.seconds, scenario.tail_s)
+        outcome.unfinished -= self.client.in_flight
+        outcome.control_s = self.autoscaler.control_s
+
+    def row(self, now: float) -> Tick:
+        """Return a row of the time line."""
         cluster = self.cluster
         for pod in cluster.pods.values():
             cluster.advance(pod, now)
@@ -184,3 +204,46 @@ class _Clock:
             tokens=limits.tokens if limits else self.scenario.engine.max_tokens,
             decision=decision,
         )
+
+
+@dataclass
+class _Clock:
+    """The events at fixed times: pods and batches move every second, the autoscalers tick, engines crash."""
+
+    services: Sequence[_Service]
+    budget: Budget
+    progress: Callable[[float], None]
+    next: float = EPOCH_S
+    _shown: float = -math.inf
+
+    def move(self, until: float) -> None:
+        """Do everything that is due up to `until`."""
+        while self.next <= until:
+            now = self.next
+            ticking = [service for service in self.services if service.move(now)]
+            self._tick(ticking, now)
+            for service in ticking:
+                service.outcome.ticks.append(service.row(now))
+            if now - self._shown >= 60.0:
+                self._shown = now
+                self.progress(now - EPOCH_S)
+            self.next = now + MOVE_S
+
+    def _tick(self, ticking: Sequence[_Service], now: float) -> None:
+        decided: dict[ServiceKey, tuple[ControlLoop, Cluster]] = {}
+        holdings: dict[ServiceKey, Holding] = {}
+        wants = []
+        for service in ticking:
+            loop = service.autoscaler
+            if not isinstance(loop, ControlLoop):
+                loop.tick(service.cluster, now)
+                continue
+            want = loop.decide(service.cluster, now)
+            if want.key in decided:
+                raise ValueError(f"two services have the name {want.name}")
+            wants.append(want)
+            decided[want.key] = loop, service.cluster
+            holdings[want.key] = service.holding()
+        allocations = arbitrate(wants, self.budget, holdings)
+        for key, (loop, cluster) in decided.items():
+            loop.act(cluster, allocations[key], now)

@@ -11,7 +11,13 @@ from fleetkeeper.autoscale.rules.replica_view import ReplicaView
 from fleetkeeper.autoscale.rules.replicas import (
     decide_replicas,
 )
-from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory, Surge
+from fleetkeeper.autoscale.rules.scale_down import (
+    RELEASED,
+    UNCHECKED,
+    ReplicasMemory,
+    Surge,
+    kept_for_surge,
+)
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Source
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Decision, Grade
@@ -297,3 +303,46 @@ def test_a_surge_keeps_no_more_than_the_maximum() -> None:
 def test_the_number_of_pods_that_start_is_never_zero(change: dict[str, int], starting: str) -> None:
     """A replica without a pod yet counts as starting."""
     assert decided(view(**change)).detail == starting
+
+
+KEPT = replace(OBSERVED, surge=Surge(4, NOW - 900))
+"""Four replicas are kept for the next surge, for 25 more minutes."""
+
+
+def test_a_kept_replica_goes_one_at_a_time_once_another_service_needs_it() -> None:
+    """The surge holds it otherwise."""
+    assert decided(view(), KEPT).value == 4
+    decision, memory = decide_replicas(view(releases=True), KEPT, NOW)
+    assert (decision.valid, decision.value, decision.reason) == (True, 3, RELEASED)
+    assert (memory.released, memory.lowered) == (NOW, NOW)
+    assert decided(view(releases=True), replace(KEPT, lowered=NOW - 59)).value == 4
+    assert decided(view(), replace(OBSERVED, surge=None)).reason == "LoadFell"
+
+
+@pytest.mark.parametrize(("case", "change"), OBJECTIONS, ids=[row[0] for row in OBJECTIONS])
+def test_no_kept_replica_goes_when(case: str, change: dict[str, object]) -> None:
+    """Another service's need lifts none of the checks."""
+    assert decided(view(**change, releases=True), KEPT).value == 4
+
+
+def test_a_kept_replica_goes_only_after_direct_reads() -> None:
+    """Prometheus alone takes nothing away."""
+    seen = view(releases=True, checks_directly=True)
+    decision = decided(seen, KEPT)
+    assert (decision.value, decision.detail) == (4, UNCHECKED)
+    assert decided(seen, replace(KEPT, direct_since=NOW - 59)).value == 4
+    direct = view(releases=True, checks_directly=True, signals=signals(is_direct=True))
+    assert decided(direct, replace(KEPT, direct_since=NOW - 60)).value == 3
+
+
+def test_what_is_kept_is_what_only_the_surge_holds() -> None:
+    """Two of four are needed."""
+    assert kept_for_surge(view(), KEPT, NOW) == 2
+    assert (
+        kept_for_surge(view(needed_down=3), decide_replicas(view(needed_down=3), KEPT, NOW)[1], NOW)
+        == 1
+    )
+    assert kept_for_surge(view(), OBSERVED, NOW) == 0
+    assert kept_for_surge(view(), replace(KEPT, since=NOW - 599), NOW) == 0
+    assert kept_for_surge(view(signals=signals(queue_wait_s=0.13)), KEPT, NOW) == 0
+    assert kept_for_surge(view(breakers_closed=False), KEPT, NOW) == 0

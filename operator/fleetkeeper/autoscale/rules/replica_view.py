@@ -61,6 +61,8 @@ class ReplicaView:
     """The replicas that the backlog requires (None: nothing is known)."""
     adds_for_deadline: bool = True
     """True if replicas may be added for the backlog."""
+    releases: bool = False
+    """True if another service needs a replica that this one keeps for the next surge."""
 
     @property
     def settings(self) -> ControlSettings:
@@ -73,7 +75,9 @@ class ReplicaView:
         return self.inputs.replicas
 
 
-def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaView:
+def replica_view(
+    state: TickState, memory: BatchMemory, now: float, *, releases: bool = False
+) -> ReplicaView:
     """Return the inputs of the replica rules."""
     inputs, settings = state.inputs, state.settings
     signals, estimate = state.planned, state.estimate
@@ -103,6 +107,7 @@ def replica_view(state: TickState, memory: BatchMemory, now: float) -> ReplicaVi
         hung=hung,
         deadline=deadline_need(state, carried_per_s),
         adds_for_deadline=not state.keeps_safe_limits and _may_not_wait(state, now),
+        releases=releases,
     )
 
 

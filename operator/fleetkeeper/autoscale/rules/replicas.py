@@ -12,6 +12,7 @@ from fleetkeeper.autoscale.constants import RECOMMENDATION_SLOTS, UP_SPAN_S, UP_
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
 from fleetkeeper.autoscale.rules.replica_view import ReplicaView
 from fleetkeeper.autoscale.rules.scale_down import (
+    RELEASED,
     ReplicasMemory,
     bounded,
     scale_down,
@@ -164,5 +165,6 @@ def decide_replicas(
         ), memory
     decision = scale_down(view, memory, now)
     if decision.valid and decision.value < view.replicas:
-        memory = replace(memory, lowered=now)
+        released = now if decision.reason == RELEASED else memory.released
+        memory = replace(memory, lowered=now, released=released)
     return decision, memory

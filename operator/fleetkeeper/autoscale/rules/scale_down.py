@@ -25,6 +25,7 @@ from fleetkeeper.autoscale.rules.replica_view import ReplicaView
 from fleetkeeper.autoscale.signals.samples import Source
 from fleetkeeper.autoscale.types import ControlInputs, Decision, Grade, decide, no_change
 
+RELEASED: Final = "ReserveReleased"
 UNCHECKED: Final = "replicas must be read directly before one is removed"
 """Why a scale-down that rests on Prometheus alone has to wait."""
 
@@ -55,6 +56,10 @@ class ReplicasMemory:
     """Time since which every pod was read directly, without a gap and with Prometheus not lost."""
     surge: Surge | None = None
     """The replicas at the last time that requests waited too long."""
+    released: float = -math.inf
+    """Time at which a replica that was kept for a surge was last removed for another service."""
+    missed: float = -math.inf
+    """Time of the last scale-up soon after that."""
 
 
 def _unknown(view: ReplicaView) -> str:
@@ -108,16 +113,19 @@ def reads_asked_at(
     replicas: Decision[int],
     load: LoadBreaker,
     now: float,
+    *,
+    confirms: bool,
 ) -> float | None:
     """Return when pods last had to be read directly, because replicas or admission may be reduced.
 
     None: not recently. A scale-down counts, also one that only the pace or a missing direct read delays.
+    `confirms`: another service may lose a replica for this one.
     """
     if not inputs.checks_directly:
         return None
-    lowers = replicas.reason == "LoadFell" and replicas.value < inputs.replicas
+    lowers = replicas.reason in {"LoadFell", RELEASED} and replicas.value < inputs.replicas
     is_next = replicas.reason == "ScaleDownRateLimited" or replicas.detail == UNCHECKED
-    if lowers or is_next or load != LoadBreaker():
+    if lowers or is_next or confirms or load != LoadBreaker():
         return now
     return asked_at if asked_at is not None and now - asked_at < ASKED_KEPT_S else None
 
@@ -141,6 +149,8 @@ def with_surge(
     kept = before.replicas if before is not None and now - before.at < kept_s else 0
     needed = 0
     if raised_to is not None:
+        if now - memory.released < kept_s:
+            memory = replace(memory, missed=now)
         is_reversal = now - memory.lowered < kept_s
         is_surge = (view.wait_lasts or not view.breakers_closed) and not in_time_only
         if is_surge or is_reversal:
@@ -217,27 +227,54 @@ def bounded(count: int, view: ReplicaView) -> int:
     return min(settings.max_replicas, max(settings.min_replicas, count))
 
 
+def _enough(view: ReplicaView, memory: ReplicasMemory) -> int:
+    """Return the highest recommendation of the stabilization window."""
+    return bounded(max((count for _, count in memory.recommendations), default=view.replicas), view)
+
+
+def _is_observed(view: ReplicaView, memory: ReplicasMemory, now: float) -> bool:
+    return memory.since is not None and now - memory.since >= view.settings.scale_down_delay_s
+
+
+def kept_for_surge(view: ReplicaView, memory: ReplicasMemory, now: float) -> int:
+    """Return how many replicas could be removed, if they were not kept for the next surge.
+
+    0 for a service that needed a released replica again, for SURGE_DELAYS delays.
+    """
+    kept = view.replicas - _enough(view, memory)
+    is_missed = now - memory.missed < SURGE_DELAYS * view.settings.scale_down_delay_s
+    is_kept = surge_floor(view, memory, now) >= view.replicas and not is_missed
+    if not is_kept or not _is_observed(view, memory, now) or scale_down_blocker(view):
+        return 0
+    return max(0, kept)
+
+
 def scale_down(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int]:
     """Decide one step down to the highest recommendation of the stabilization window."""
     delay_s = view.settings.scale_down_delay_s
     steady = decide(view.replicas, "Steady", "no change is needed")
-    recommendation = max((count for _, count in memory.recommendations), default=view.replicas)
-    target = bounded(recommendation, view)
+    target = _enough(view, memory)
     if target >= view.replicas:
         return steady
-    if surge_floor(view, memory, now) >= view.replicas:
-        why = f"requests waited too long within {SURGE_DELAYS * delay_s / 60:.0f} minutes"
-        return no_change(view.replicas, "ScaleDownBlocked", why)
-    if memory.since is None or now - memory.since < delay_s:
+    if not _is_observed(view, memory, now):
         why = f"observed for less than spec.scaling.scaleDownDelaySeconds ({delay_s:.0f} s)"
         return no_change(view.replicas, "ScaleDownDelay", why)
-    for why in (*(check(view) for check in OBJECTIONS), _fallback_source(view, memory, now)):
+    is_kept = surge_floor(view, memory, now) >= view.replicas
+    surge = f"requests waited too long within {SURGE_DELAYS * delay_s / 60:.0f} minutes"
+    for why in (
+        surge if is_kept and not view.releases else "",
+        *(check(view) for check in OBJECTIONS),
+        _fallback_source(view, memory, now),
+    ):
         if why:
             return no_change(view.replicas, "ScaleDownBlocked", why)
     if now - max(memory.lowered, memory.raised) < DOWN_EVERY_REPLICA_S:
         return no_change(
             view.replicas, "ScaleDownRateLimited", "at most one scale-down step per minute"
         )
+    if is_kept:
+        why = "a service that the GPU budget limits needs the accelerators kept for the next surge"
+        return decide(view.replicas - 1, RELEASED, why)
     step = max(1, math.floor(DOWN_SHARE * view.replicas))
     return decide(
         max(target, view.replicas - step),
