@@ -86,9 +86,9 @@ SCENES: Final = {
     "two, half an hour each, tight": Scene(2, 3, 18, HOUR / 2, 6),
     "two in waves of two hours": Scene(2, 2, 24, HOUR, 8, is_wave=True),
     "two in waves of one hour": Scene(2, 2, 24, HOUR / 2, 8, is_wave=True),
-    "two, bursts of 3 min in turns": Scene(2, 2, 16, HOUR, 8, burst_s=180),
-    "two, bursts of 3 min at once": Scene(1, 2, 14, HOUR, 8, burst_s=180),
-    "five, half an hour each": Scene(5, 2, 18, HOUR / 2, 15, hours=5),
+    "two, bursts of 3 min in turns": Scene(2, 2, 16, HOUR, 6, burst_s=180),
+    "two, bursts of 3 min at once": Scene(1, 2, 14, HOUR, 6, burst_s=180),
+    "five, half an hour each": Scene(5, 2, 18, HOUR / 2, 10, hours=5),
 }
 TOGETHER: Final = {"two, bursts of 3 min at once": 2}
 """Services with the same load at the same time."""
