@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from fleetkeeper.autoscale.arbitrate import Lack
 from fleetkeeper.autoscale.signals.samples import Gauges, PodSample
 from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.reconcile.context import default_context
@@ -102,6 +103,31 @@ async def test_a_budget_is_shared_by_all_services() -> None:
     assert len(allocated) == 2
     assert sum(allocated) <= 4
     assert max(allocated) > 1
+
+
+async def test_a_service_learns_in_its_next_tick_that_its_reserve_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The arbitration of one tick reaches the decision of the next."""
+    world = World(context=replace(default_context(), max_accelerators=4))
+    world.add_service("keeps", replicas=3)
+    fixed = {"minSequences": 32, "maxSequences": 32, "mode": "Fixed"}
+    world.add_service("lacks", replicas=1, batching=fixed)
+    asked: dict[str, list[tuple[bool, bool]]] = {"keeps": [], "lacks": []}
+
+    def decides(inputs: Any, memory: Any, now: float) -> Any:
+        last = memory.allocation
+        asked[inputs.name].append(
+            (last is not None and last.releases, bool(last and last.confirms))
+        )
+        decision, memory = decide_service(inputs, memory, now)
+        role = {"kept": 1} if inputs.name == "keeps" else {"lacks": Lack.CONFIRMED}
+        return replace(decision, want=replace(decision.want, **role)), memory
+
+    monkeypatch.setattr("fleetkeeper.runtime.autoscaler.loop.decide_service", decides)
+    await world.ticks(24, wait_sum_s_standard=16.0, wait_within_standard=0.0)
+    assert (True, False) in asked["keeps"], asked
+    assert (False, True) in asked["lacks"], asked
 
 
 @pytest.mark.slow
