@@ -93,7 +93,10 @@ RULES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     ),
     "replicas kept after a surge": ((scale_down, "SURGE_DELAYS", 0.0),),
     "a queue must last": ((objectives, "LONG_QUEUE", 0.0),),
-    "refused requests count as a lasting queue": ((replica_view, "_sheds_batch", lambda _: False),),
+    "refused requests count as a lasting queue": (
+        (replica_view, "refuses", lambda *_: False),
+        (replica_view, "_sheds_batch", lambda *_: False),
+    ),
     "tokens to the model's target at once": (
         (
             cuts,

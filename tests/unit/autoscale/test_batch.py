@@ -19,6 +19,7 @@ from fleetkeeper.autoscale.rules.objectives import (
     high_mark,
     is_slow,
     low_mark,
+    refuses,
     wait_is_broken,
     wait_is_near,
     wait_lasts,
@@ -139,6 +140,44 @@ def test_a_long_queue_needs_no_minute(wait_s: float, waiting: float, lasts: bool
     served = Counters(wait_count_standard=4.0)
     seen = signals(queue_wait_s=wait_s, waiting=waiting, rates=served)
     assert wait_lasts(seen, SETTINGS) is lasts
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "served", "waiting", "refused"),
+    [
+        ((0, 20, 0), (0, 8, 0), 8, True),
+        ((20, 0, 0), (8, 0, 0), 8, True),
+        ((0, 11.2, 0), (0, 8, 0), 8, True),
+        ((0, 10.9, 0), (0, 8, 0), 8, False),
+        ((0, 20, 0), (0, 8, 0), 0, False),
+        ((0, 20, 0), (0, 8, 0), 360, False),
+        ((0, 0.8, 0), (0, 0.2, 0), 1, False),
+        ((0, 8, 20), (0, 8, 0), 8, False),
+    ],
+    ids=[
+        "refused",
+        "refused realtime",
+        "just a long queue",
+        "not yet",
+        "none waits",
+        "all wait",
+        "few",
+        "only batch",
+    ],
+)
+def test_refused_requests_would_have_been_a_queue(
+    arrivals: tuple[float, ...], served: tuple[float, ...], waiting: float, refused: bool
+) -> None:
+    """8 requests/s are served, so 80 would take 20 objectives of 0.5 s."""
+    rates = Counters(
+        wait_count_realtime=served[0],
+        wait_count_standard=served[1],
+        wait_count_batch=served[2],
+        arrivals_realtime=arrivals[0],
+        arrivals_standard=arrivals[1],
+        arrivals_batch=arrivals[2],
+    )
+    assert refuses(signals(rates=rates, waiting=waiting), SETTINGS) is refused
 
 
 def test_a_queue_does_not_last_in_a_window_without_requests() -> None:

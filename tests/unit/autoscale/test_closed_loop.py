@@ -401,6 +401,22 @@ def test_refused_requests_order_a_replica(load: tuple[float, int]) -> None:
     assert_safe(record)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", keep_first(1, [4, 1, 3], pytest.mark.exhaustive))
+def test_a_full_short_queue_orders_a_replica(seed: int) -> None:
+    """Ten times the load in the second minute, a queue of 8: who is refused does not wait."""
+
+    def rate(t: float) -> float:
+        return 136.0 if t >= 75 else 13.6
+
+    engine = replace(H100_8B, queue_limits=(8, 8, 1024))
+    record = played(Case(200, rate, SETTINGS, engine, seed=seed))
+    time, by = record.replica_changes()[0]
+    assert by == 1
+    assert 75 < time <= 90
+    assert_safe(record)
+
+
 def test_same_scenario_same_record() -> None:
     """Seeded and pure."""
     scenario = Case(300, lambda _: 6.0, SETTINGS)

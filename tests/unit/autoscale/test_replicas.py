@@ -59,18 +59,6 @@ def test_up_by_four_or_double_in_15_seconds(
             "QueueWaitAboveTarget",
         ),
         (
-            "broken for a short time, and requests are refused: one more",
-            {**BROKEN, "needed_up": 2, "sheds_batch": True, "signals": WAITS},
-            5,
-            "QueueWaitAboveTarget",
-        ),
-        (
-            "requests are refused, the objective is met",
-            {"needed_up": 2, "sheds_batch": True},
-            4,
-            "Steady",
-        ),
-        (
             "broken for a short time, little needed, no model",
             {**BROKEN, "needed_up": 2, "model_trusted": False, "signals": WAITS},
             4,

@@ -14,7 +14,9 @@ from fleetkeeper.autoscale.constants import (
     LONG_QUEUE,
     LOW_POINTS,
     LOW_WINDOWS,
+    MIN_REQUESTS,
     NEAR_WAIT_RATIO,
+    RATE_S,
     SHORT_STEP_RATIO,
 )
 from fleetkeeper.autoscale.signals.service_signals import Signals
@@ -74,13 +76,31 @@ def wait_lasts(signals: Signals, settings: ControlSettings) -> bool:
     """
     if not wait_is_broken(signals, settings):
         return False
-    if signals.waiting > LONG_QUEUE * settings.queue_wait_objective_s * signals.served_per_s:
+    if _is_long(signals.waiting, signals, settings):
         return True
     last = signals.windows[-LASTING_WINDOWS:]
     return len(last) == LASTING_WINDOWS and all(
         window.requests > 0 and window.waited_within < LASTING_RATIO * window.requests
         for window in last
     )
+
+
+def refuses(signals: Signals, settings: ControlSettings) -> bool:
+    """Return whether the requests that were refused in 30 s would have been a long queue.
+
+    With a short queue that is full, no request waits for long. Only realtime and standard count. Some must wait,
+    because a request that is refused for what it asks says nothing about the load.
+    """
+    rates = signals.rates
+    arrivals_per_s = rates.arrivals_realtime + rates.arrivals_standard
+    served_per_s = rates.wait_count_realtime + rates.wait_count_standard
+    refused = RATE_S * (arrivals_per_s - served_per_s) - signals.waiting
+    enough = signals.waiting > 0 and refused >= MIN_REQUESTS
+    return enough and _is_long(refused, signals, settings)
+
+
+def _is_long(requests: float, signals: Signals, settings: ControlSettings) -> bool:
+    return requests > LONG_QUEUE * settings.queue_wait_objective_s * signals.served_per_s
 
 
 def wait_is_near(signals: Signals, settings: ControlSettings) -> bool:

@@ -19,6 +19,7 @@ from fleetkeeper.autoscale.rules.fleet_limits import batch_view
 from fleetkeeper.autoscale.rules.objectives import (
     is_slow,
     judged_since,
+    refuses,
     wait_is_broken,
     wait_lasts,
 )
@@ -42,10 +43,9 @@ class ReplicaView:
     """Sequences that a replica can run within the objectives."""
     model_trusted: bool = False
     wait_broken: bool = False
+    """True if the queue wait objective is missed, or requests are refused instead."""
     wait_lasts: bool = False
-    """True if the queue wait objective is missed, and not only by a short queue."""
-    sheds_batch: bool = False
-    """True if batch requests are refused, which hides the length of the queue."""
+    """True if that is not only by a short queue."""
     batch_at_limit: bool = False
     """True if batch limits cannot be raised."""
     demand: bool = False
@@ -84,6 +84,14 @@ def replica_view(
     carried_per_s = _carried_per_s(state)
     waits_count = signals.known and not _batch_yields_first(state, now)
     needed_up, needed_down = _needed(state, signals, carried_per_s)
+    model_trusted = estimate.targets is not None and estimate.demand.seen >= DEMAND_TICKS
+    wait_broken = waits_count and wait_is_broken(signals, settings)
+    # The demand of a trusted model includes refused requests. Without one, a queue that is short because
+    # of them shows nothing.
+    refused = not model_trusted and (
+        (waits_count and _queue_is_full(state, signals))
+        or (wait_broken and _sheds_batch(state, signals))
+    )
     hung = 0
     if signals.hung_pods:
         cold_start_s = estimate.cold_start.seconds
@@ -95,10 +103,9 @@ def replica_view(
         needed_up=needed_up,
         needed_down=needed_down,
         capacity=estimate.capacity,
-        model_trusted=estimate.targets is not None and estimate.demand.seen >= DEMAND_TICKS,
-        wait_broken=waits_count and wait_is_broken(signals, settings),
-        wait_lasts=waits_count and wait_lasts(signals, settings),
-        sheds_batch=signals.known and _sheds_batch(state, signals),
+        model_trusted=model_trusted,
+        wait_broken=wait_broken or refused,
+        wait_lasts=refused or (waits_count and wait_lasts(signals, settings)),
         batch_at_limit=not step_up_possible(batch_view(state, now), memory),
         demand=_at_floor_and_slow(state, memory),
         raise_first=memory.replicas_wait_ticks > 0,
@@ -121,11 +128,18 @@ def _may_not_wait(state: TickState, now: float) -> bool:
     return is_near or state.estimate.demand.seen >= DEMAND_TICKS
 
 
-def _sheds_batch(state: TickState, signals: Signals) -> bool:
-    """Return whether batch requests arrive, and the load breaker does not admit them all.
+def _queue_is_full(state: TickState, signals: Signals) -> bool:
+    """Return whether a full queue refuses requests of realtime or standard.
 
-    Standard requests are refused only at a wait so long that it needs no such sign.
+    The load breaker refuses them only at a wait so long that it needs no such sign.
     """
+    load = state.breakers.load
+    admits = load.realtime.is_closed and load.standard.is_closed
+    return admits and refuses(signals, state.settings)
+
+
+def _sheds_batch(state: TickState, signals: Signals) -> bool:
+    """Return whether batch requests arrive, and the load breaker does not admit them all."""
     is_open = not state.breakers.load.batch.is_closed
     return state.settings.gates and is_open and signals.rates.arrivals_batch > 0
 

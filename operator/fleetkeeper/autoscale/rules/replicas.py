@@ -61,6 +61,10 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
     supply = view.supply.ready + view.supply.pending - view.hung
     needed = view.needed_up or 0
     against = f"queue wait is {signals.queue_wait_s:.1f} s (objective {settings.queue_wait_objective_s:g} s)"
+    if signals.queue_wait_s <= settings.queue_wait_objective_s:
+        against = (
+            f"of {signals.arrivals_per_s:.1f} requests/s, {signals.served_per_s:.1f} are served"
+        )
     if view.demand:
         return (
             max(needed, view.replicas + 1),
@@ -73,9 +77,8 @@ def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
     if view.wait_broken and view.batch_at_limit:
         if view.supply.pending:
             return needed, "QueueWaitAboveTarget", against
-        # If the model says that these replicas carry the load, a short queue drains by itself. A queue
-        # that is short because requests are refused shows nothing.
-        if needed > supply or view.wait_lasts or view.sheds_batch:
+        # If the model says that these replicas carry the load, a short queue drains by itself.
+        if needed > supply or view.wait_lasts:
             return (
                 max(needed, supply + 1),
                 "QueueWaitAboveTarget",
