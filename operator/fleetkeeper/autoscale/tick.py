@@ -83,11 +83,15 @@ def decide_service(
     view = replica_view(state, batch, now, releases=allocation.releases)
     replicas, replicas_memory = decide_replicas(view, memory.replicas, now)
     handover_s = HANDOVER_S + estimate.cold_start.seconds
-    lacks, lacks_since = Lack.NOTHING, None
-    if allocation.limited_by and replicas.value > inputs.replicas:
-        lacks_since = now if memory.lacks_since is None else memory.lacks_since
-        if now - lacks_since >= handover_s:
-            lacks = Lack.LONG if replicas_memory.direct_since is None else Lack.CONFIRMED
+    lacks, lacks_since = Lack.NOTHING, memory.lacks_since
+    is_limited = bool(allocation.limited_by) and replicas.value > inputs.replicas
+    if lacks_since is None and is_limited:
+        lacks_since = now
+    elif not is_limited and max(replicas.value, view.needed_up or 0) <= inputs.replicas:
+        # While limits are raised, a tick may order nothing although more replicas are needed.
+        lacks_since = None
+    if lacks_since is not None and now - lacks_since >= handover_s:
+        lacks = Lack.LONG if replicas_memory.direct_since is None else Lack.CONFIRMED
     want = want_of(
         inputs,
         signals,
