@@ -1,9 +1,9 @@
 """Several services under one GPU budget, beside an HPA each on an equal share of it.
 
-    python benchmarks/evaluation/shared_budget.py [--seeds 1,2,3] [--scenes NAMES]
+    python benchmarks/evaluation/shared_budget.py [--seeds 1,2,3] [--cases NAMES]
 
 Prints a table: medians over the seeds. `missed` counts the requests that were refused, lost, late or
-unfinished. Each service has chat on a 70B model (4 GPUs a replica). Scene names are separated by semicolons.
+unfinished. Each service has chat on a 70B model (4 GPUs a replica). Case names are separated by semicolons.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ import argparse
 import math
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import Final, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scenes import CHAT, H100_70B, HOUR, START_70B
+from scenes import CHAT, H100_70B, HOUR, START_70B, modulated
 
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.budget import Budget
 from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop, Hpa, concurrency
 from fleetkeeper.simulate.closed_loop import Load, Scenario, run_together
 from fleetkeeper.simulate.loads.arrivals import untiered
-from fleetkeeper.simulate.requests import Request
 
 GPUS: Final = 4
 STOCK: Final = replace(H100_70B, queue_limits=None, max_tokens=512)
@@ -39,7 +38,7 @@ HPA_TARGETS: Final = (20, 30, 40)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Case:
     """Services whose load is high in turns."""
 
     services: int
@@ -68,27 +67,19 @@ class Scene:
         return self.low if is_pause else self.high
 
     def load(self, number: int) -> Load:
-        """Return the load of a service: Poisson arrivals by thinning."""
-
-        def requests(random: Random) -> Iterator[Request]:
-            now = 0.0
-            while True:
-                now += random.expovariate(self.high)
-                if random.random() * self.high < self.rate(number, now):
-                    yield Request(now, 1, *CHAT.draw(random))
-
-        return requests
+        """Return the load of a service."""
+        return modulated(lambda _: (partial(self.rate, number), self.high), CHAT)
 
 
-SCENES: Final = {
-    "two, an hour each": Scene(2, 3, 22, HOUR, 8),
-    "two, half an hour each": Scene(2, 3, 22, HOUR / 2, 8),
-    "two, half an hour each, tight": Scene(2, 3, 18, HOUR / 2, 6),
-    "two in waves of two hours": Scene(2, 2, 24, HOUR, 8, is_wave=True),
-    "two in waves of one hour": Scene(2, 2, 24, HOUR / 2, 8, is_wave=True),
-    "two, bursts of 3 min in turns": Scene(2, 2, 16, HOUR, 6, burst_s=180),
-    "two, bursts of 3 min at once": Scene(1, 2, 14, HOUR, 6, burst_s=180),
-    "five, half an hour each": Scene(5, 2, 18, HOUR / 2, 10, hours=5),
+CASES: Final = {
+    "two, an hour each": Case(2, 3, 22, HOUR, 8),
+    "two, half an hour each": Case(2, 3, 22, HOUR / 2, 8),
+    "two, half an hour each, tight": Case(2, 3, 18, HOUR / 2, 6),
+    "two in waves of two hours": Case(2, 2, 24, HOUR, 8, is_wave=True),
+    "two in waves of one hour": Case(2, 2, 24, HOUR / 2, 8, is_wave=True),
+    "two, bursts of 3 min in turns": Case(2, 2, 16, HOUR, 6, burst_s=180),
+    "two, bursts of 3 min at once": Case(1, 2, 14, HOUR, 6, burst_s=180),
+    "five, half an hour each": Case(5, 2, 18, HOUR / 2, 10, hours=5),
 }
 TOGETHER: Final = {"two, bursts of 3 min at once": 2}
 """Services with the same load at the same time."""
@@ -97,7 +88,7 @@ TOGETHER: Final = {"two, bursts of 3 min at once": 2}
 class Job(NamedTuple):
     """A run."""
 
-    scene: str
+    case: str
     seed: int
     hpa: int = 0
     """Target of the HPAs; 0 for Fleetkeeper."""
@@ -115,10 +106,10 @@ class Row(NamedTuple):
 
 def play(job: Job) -> Row:
     """Play one run."""
-    scene = SCENES[job.scene]
-    count = TOGETHER.get(job.scene, scene.services)
-    scenarios = [_scenario(scene, number, count, job) for number in range(count)]
-    outcomes = [outcome for outcome, _ in run_together(scenarios, Budget(scene.replicas * GPUS))]
+    case = CASES[job.case]
+    count = TOGETHER.get(job.case, case.services)
+    scenarios = [_scenario(case, number, count, job) for number in range(count)]
+    outcomes = [outcome for outcome, _ in run_together(scenarios, Budget(case.replicas * GPUS))]
     good = sum(tier.good for outcome in outcomes for tier in outcome.tiers)
     requests = sum(outcome.arrivals for outcome in outcomes)
     hours = sum(outcome.gpu_hours for outcome in outcomes)
@@ -127,20 +118,20 @@ def play(job: Job) -> Row:
     )
 
 
-def _scenario(scene: Scene, number: int, count: int, job: Job) -> Scenario:
-    settings = ControlSettings(max_replicas=scene.replicas)
+def _scenario(case: Case, number: int, count: int, job: Job) -> Scenario:
+    settings = ControlSettings(max_replicas=case.replicas)
 
     def autoscaler() -> Autoscaler:
         if job.hpa:
-            return Hpa(concurrency, job.hpa, 1, scene.replicas // count)
+            return Hpa(concurrency, job.hpa, 1, case.replicas // count)
         return ControlLoop(settings, gpus=GPUS, name=f"service-{number}")
 
-    load = scene.load(number % scene.services)
+    load = case.load(number % case.services)
     return Scenario(
-        scene.hours * HOUR,
+        case.hours * HOUR,
         untiered(load) if job.hpa else load,
         autoscaler,
-        H100_70B if not job.hpa else STOCK,
+        STOCK if job.hpa else H100_70B,
         gpus=GPUS,
         cold_start=START_70B,
         seed=100 * job.seed + number,
@@ -150,13 +141,13 @@ def _scenario(scene: Scene, number: int, count: int, job: Job) -> Scenario:
 def table(rows: list[Row]) -> str:
     """Return the table of medians."""
     text = [
-        "| scene | missed | best HPAs | GPU-hours | HPAs | reversals |",
+        "| case | missed | best HPAs | GPU-hours | HPAs | reversals |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for scene in dict.fromkeys(row.job.scene for row in rows):
+    for case in dict.fromkeys(row.job.case for row in rows):
 
-        def of(hpa: int, value: Callable[[Row], float], scene: str = scene) -> float:
-            return median(value(row) for row in rows if row.job[::2] == (scene, hpa))
+        def of(hpa: int, value: Callable[[Row], float], case: str = case) -> float:
+            return median(value(row) for row in rows if row.job[::2] == (case, hpa))
 
         def missed(row: Row) -> float:
             return row.missed / row.requests
@@ -165,7 +156,7 @@ def table(rows: list[Row]) -> str:
         cells = [f"{of(hpa, missed):.1%}" for hpa in (0, best)]
         cells += [f"{of(hpa, lambda row: row.gpu_hours):.1f}" for hpa in (0, best)]
         cells.append(f"{of(0, lambda row: row.reversals):.0f}")
-        text.append(f"| {scene} | {' | '.join(cells)} |")
+        text.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join(text)
 
 
@@ -173,10 +164,10 @@ def main() -> None:
     """Play all runs on all cores, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--scenes", default=";".join(SCENES))
+    parser.add_argument("--cases", default=";".join(CASES))
     words = parser.parse_args()
     seeds = [int(seed) for seed in words.seeds.split(",")]
-    jobs = [Job(*row) for row in product(words.scenes.split(";"), seeds, (0, *HPA_TARGETS))]
+    jobs = [Job(*row) for row in product(words.cases.split(";"), seeds, (0, *HPA_TARGETS))]
     rows = []
     with multiprocessing.Pool() as pool:
         for number, row in enumerate(pool.imap_unordered(play, jobs), 1):
