@@ -57,27 +57,31 @@ def units_of(
     return min(found)
 
 
-async def longest_turn(call: Callable[[], Awaitable[object]], enough: float = LONGEST) -> float:
+async def longest_turn(
+    call: Callable[[], Awaitable[object]],
+    enough: float = LONGEST,
+    clock: Clock = time.thread_time,
+) -> float:
     """Return the longest time of the processor between two turns of another task during a call, in units.
 
     It is the first one below `enough`, or the least of five calls.
     """
     found = []
     for _ in range(TRIES):
-        before = unit_s()
-        turn_s = await _longest_turn_s(call())
-        found.append(turn_s / max(before, unit_s()))
+        before = unit_s(clock)
+        turn_s = await _longest_turn_s(call(), clock)
+        found.append(turn_s / max(before, unit_s(clock)))
         if found[-1] < enough:
             break
     return min(found)
 
 
-async def _longest_turn_s(work: Awaitable[object]) -> float:
+async def _longest_turn_s(work: Awaitable[object], clock: Clock) -> float:
     task = asyncio.ensure_future(work)
-    turn_s, before = 0.0, time.thread_time()
+    turn_s, before = 0.0, clock()
     while not task.done():
         await asyncio.sleep(0)
-        now = time.thread_time()
+        now = clock()
         turn_s, before = max(turn_s, now - before), now
     await task
     return turn_s
