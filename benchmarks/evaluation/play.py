@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from scenes import Scene, scenes
 
 from fleetkeeper.autoscale.capacity import demand, estimate, targets
-from fleetkeeper.autoscale.rules import load_breaker, objectives, replica_view, scale_down
+from fleetkeeper.autoscale.rules import load_breaker, need, objectives, scale_down
 from fleetkeeper.autoscale.rules.batch import cuts, decide
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.simulate.autoscalers import (
@@ -94,8 +94,8 @@ RULES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "replicas kept after a surge": ((scale_down, "SURGE_DELAYS", 0.0),),
     "a queue must last": ((objectives, "LONG_QUEUE", 0.0),),
     "refused requests count as a lasting queue": (
-        (replica_view, "refuses", lambda *_: False),
-        (replica_view, "_sheds_batch", lambda *_: False),
+        (need, "refuses", lambda *_: False),
+        (need, "_sheds_batch", lambda *_: False),
     ),
     "tokens to the model's target at once": (
         (

@@ -33,16 +33,13 @@ from fleetkeeper.autoscale.rules.fragmentation import (
     is_settled,
     with_readings,
 )
+from fleetkeeper.autoscale.rules.gates import gates_of, removal_blocker
 from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
+from fleetkeeper.autoscale.rules.need import Need, need_of
 from fleetkeeper.autoscale.rules.objectives import judged_since
 from fleetkeeper.autoscale.rules.remedies import decide_memory_remedy, decide_replacements
-from fleetkeeper.autoscale.rules.replica_view import ReplicaView, replica_view
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
-from fleetkeeper.autoscale.rules.scale_down import (
-    kept_for_surge,
-    reads_asked_at,
-    scale_down_blocker,
-)
+from fleetkeeper.autoscale.rules.scale_down import kept_for_surge, reads_asked_at
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.signals.backlog import known_backlog
 from fleetkeeper.autoscale.signals.observe import observe_service
@@ -80,14 +77,17 @@ def decide_service(
     puts, requested = due_requests(memory.limits_requests, pods, by_pod, admission, now)
 
     allocation = memory.allocation or Allocation(inputs.replicas)
-    view = replica_view(state, batch, now, releases=allocation.releases)
-    replicas, replicas_memory = decide_replicas(view, memory.replicas, now)
+    need = need_of(state, batch, now)
+    gates = gates_of(state, need, batch, releases=allocation.releases)
+    replicas, replicas_memory = decide_replicas(
+        inputs, need, estimate.supply, gates, memory.replicas, now=now
+    )
     handover_s = HANDOVER_S + estimate.cold_start.seconds
     lacks, lacks_since = Lack.NOTHING, memory.lacks_since
     is_limited = bool(allocation.limited_by) and replicas.value > inputs.replicas
     if lacks_since is None and is_limited:
         lacks_since = now
-    elif not is_limited and max(replicas.value, view.needed_up or 0) <= inputs.replicas:
+    elif not is_limited and max(replicas.value, need.up) <= inputs.replicas:
         # While limits are raised, a tick may order nothing although more replicas are needed.
         lacks_since = None
     if lacks_since is not None and now - lacks_since >= handover_s:
@@ -97,7 +97,7 @@ def decide_service(
         signals,
         replicas,
         lacks=lacks,
-        kept=kept_for_surge(view, replicas_memory, now),
+        kept=kept_for_surge(inputs, gates, replicas_memory, now),
         has_released=now - replicas_memory.released < handover_s,
     )
 
@@ -111,7 +111,7 @@ def decide_service(
     )
     restart, fragmentation, highest_ratio = _decide_restart(
         state,
-        view,
+        need,
         memory,
         signals_memory.tracks,
         now,
@@ -136,7 +136,7 @@ def decide_service(
         fragmentation_ratio=highest_ratio,
         events=tick_events(memory.breakers, state, remedy, restart),
         asks_pods=asked_at is not None,
-        deadline=view.deadline,
+        deadline=need.deadline,
     )
     if replacement.valid:
         memory = replace(memory, replaced_at=now, replaced_pod=replacement.value[0])
@@ -218,7 +218,7 @@ def _decide_breakers(
 
 def _decide_restart(
     state: TickState,
-    view: ReplicaView,
+    need: Need,
     memory: ControlMemory,
     tracks: Mapping[str, PodTrack],
     now: float,
@@ -232,12 +232,13 @@ def _decide_restart(
     watched = with_readings(memory.fragmentation, readings)
     in_effect = memory.allocation_late_since is None
     # Unlike for a scale-down, a breaker that only reports counts too.
-    calm = replace(view, breakers_closed=state.breakers.are_closed)
+    closed = state.breakers.are_closed
+    blocker = removal_blocker(inputs, need, state.estimate.supply, breakers_closed=closed)
     restart, fragmentation = decide_fragmentation_restart(
         watched,
         now,
         replicas=inputs.replicas,
         settled=in_effect and not replacing and is_settled(inputs, recommended),
-        blocker=scale_down_blocker(calm) if watched.runs else "",
+        blocker=blocker,
     )
     return restart, fragmentation, max((row.ratio for row in readings.values()), default=0.0)

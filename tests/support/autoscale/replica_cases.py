@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from fleetkeeper.autoscale.capacity.supply import Supply
-from fleetkeeper.autoscale.rules.replica_view import ReplicaView
-from fleetkeeper.autoscale.rules.replicas import (
-    decide_replicas,
-)
+from fleetkeeper.autoscale.rules.gates import Gates, removal_blocker
+from fleetkeeper.autoscale.rules.need import Need
+from fleetkeeper.autoscale.rules.replicas import decide_replicas
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
@@ -38,34 +37,46 @@ def signals(**changes: object) -> Signals:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+Part = TypeVar("Part", ControlInputs, Need, Supply, Gates)
 INPUTS = ControlInputs("team-a", "chat", SETTINGS, replicas=4, started=0.0)
 
 
-def view(**changes: Any) -> ReplicaView:
-    """Four ready replicas of capacity 32, for which two would do. Changes of its inputs, supply or own fields."""
-    inputs, supply, own = (
-        {name: changes.pop(name) for name in kind.__dataclass_fields__ if name in changes}
-        for kind in (ControlInputs, Supply, ReplicaView)
-    )
+@dataclass(frozen=True)
+class View:
+    """What the replica rules read."""
+
+    inputs: ControlInputs
+    need: Need
+    supply: Supply
+    gates: Gates
+
+    def decide(self, memory: ReplicasMemory, now: float) -> tuple[Decision[int], ReplicasMemory]:
+        """Decide one tick."""
+        return decide_replicas(self.inputs, self.need, self.supply, self.gates, memory, now=now)
+
+
+def view(**changes: Any) -> View:
+    """Four ready replicas of capacity 32, for which two would do. Changes of one of its fields' fields."""
+
+    def changed(base: Part) -> Part:
+        own = {name: changes.pop(name) for name in base.__dataclass_fields__ if name in changes}
+        return replace(base, **own)
+
+    inputs = changed(INPUTS)
+    need = changed(Need(signals(), 2, 2, 32.0, is_trusted=True))
+    supply = changed(Supply(ready=4))
+    gates = changed(Gates())
     assert not changes
-    base = ReplicaView(
-        replace(INPUTS, **inputs),
-        signals(),
-        replace(Supply(ready=4), **supply),
-        needed_up=2,
-        needed_down=2,
-        capacity=32.0,
-        model_trusted=True,
-    )
-    return replace(base, **own)
+    blocker = removal_blocker(inputs, need, supply, breakers_closed=gates.breakers_closed)
+    return View(inputs, need, supply, replace(gates, removal=blocker))
 
 
-def decided(seen: ReplicaView, memory: ReplicasMemory = OBSERVED) -> Decision[int]:
+def decided(seen: View, memory: ReplicasMemory = OBSERVED) -> Decision[int]:
     """The decision alone."""
-    return decide_replicas(seen, memory, NOW)[0]
+    return seen.decide(memory, NOW)[0]
 
 
-BROKEN = {"wait_broken": True, "batch_at_limit": True, "needed_up": 6}
+BROKEN = {"waits": True, "up": 6}
 
 
 WAITS = signals(queue_wait_s=1.9, waiting=12.0)

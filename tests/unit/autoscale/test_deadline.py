@@ -19,7 +19,6 @@ from fleetkeeper.autoscale.capacity.supply import ColdStart, Supply
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE, DeadlineNeed, deadline_need
-from fleetkeeper.autoscale.rules.replicas import decide_replicas
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.samples import Gauges
@@ -58,7 +57,7 @@ def need_of(
     seen = signals(prompt_tokens=400.0, generation_tokens=100.0)
     waits = Backlog(tokens, NOW + 3600, required, NOW)
     state = TickState(inputs, seen, estimate, Breakers(), waits)
-    need = deadline_need(state, CARRIED_PER_S)
+    need = deadline_need(state, CARRIED_PER_S, NOW)
     assert need is not None
     return need
 
@@ -109,20 +108,23 @@ def test_nothing_is_required_if_it_is_not_known_what_a_replica_does() -> None:
     waits = Backlog(1e6, NOW + 60, 1e4, NOW)
     for seen, carried in ((signals(), 2.0), (signals(prompt_tokens=9.0), 0.0)):
         assert (
-            deadline_need(TickState(inputs, seen, Estimate(), Breakers(), waits), carried) is None
+            deadline_need(TickState(inputs, seen, Estimate(), Breakers(), waits), carried, NOW)
+            is None
         )
     without = TickState(inputs, signals(prompt_tokens=9.0), Estimate(), Breakers(), None)
-    assert deadline_need(without, 2.0) is None
+    assert deadline_need(without, 2.0, NOW) is None
 
 
 # -- the decision ----------------------------------------------------------------------------------------
 
 
-def need(up: int, down: int | None = None, least: int | None = None) -> DeadlineNeed:
+def need(
+    up: int, down: int | None = None, least: int | None = None, *, adds: bool = True
+) -> DeadlineNeed:
     """What a backlog of 1.5 million tokens requires."""
     waits = Backlog(1.5e6, NOW + 3600, 100.0, NOW)
     return DeadlineNeed(
-        waits, up, up if down is None else down, up if least is None else least, 0.0
+        waits, up, up if down is None else down, up if least is None else least, 0.0, adds
     )
 
 
@@ -142,14 +144,14 @@ DUE = rfc3339.format(NOW + 3600)
         ("users need as many", {**BROKEN, "signals": WAITS, "deadline": need(6)}, 6, "QueueWaitAboveTarget"),
         ("users need fewer", {**BROKEN, "signals": WAITS, "deadline": need(7)}, 7, BATCH_DEADLINE),
         ("a raise of the batch may do", {"deadline": need(6), "raise_first": True}, 4, "Steady"),
-        ("without a model", {"deadline": need(5), "model_trusted": False}, 5, BATCH_DEADLINE),
-        ("the control breaker is open", {"deadline": need(6), "adds_for_deadline": False}, 4, "Steady"),
+        ("without a model", {"deadline": need(5), "is_trusted": False}, 5, BATCH_DEADLINE),
+        ("the control breaker is open", {"deadline": need(6, adds=False)}, 4, "Steady"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_up(case: str, change: dict[str, Any], want: int, reason: str) -> None:
     """Each way up, and each reason not to. Four replicas are ready."""
-    decision = decided(view(needed_down=4, **change), ReplicasMemory())
+    decision = decided(view(down=4, **change), ReplicasMemory())
     assert (decision.value, decision.reason) == (want, reason)
 
 
@@ -189,7 +191,7 @@ def test_a_replica_is_kept_while_the_backlog_needs_it_and_goes_after_the_delay()
     for tick in range(720):
         down = 4 if tick < 240 else 3 if tick < 480 else 0
         seen = view(replicas=count, ready=count, deadline=need(min(down, 2), down))
-        decision, memory = decide_replicas(seen, memory, now)
+        decision, memory = seen.decide(memory, now)
         if decision.value < count:
             went.append((now - NOW) / 5)
         count, now = decision.value, now + 5
@@ -202,9 +204,9 @@ def test_a_replica_is_kept_while_the_backlog_needs_it_and_goes_after_the_delay()
 def test_replicas_for_a_deadline_are_no_surge_but_a_reversal_is_kept() -> None:
     """A tier batch that is shed is no reason to keep them for four delays; a scale-down that was wrong is."""
     shed = view(deadline=need(6), breakers_closed=False)
-    _, memory = decide_replicas(shed, ReplicasMemory(), NOW)
+    _, memory = shed.decide(ReplicasMemory(), NOW)
     assert memory.surge is None
-    _, memory = decide_replicas(shed, ReplicasMemory(lowered=NOW - 900), NOW)
+    _, memory = shed.decide(ReplicasMemory(lowered=NOW - 900), NOW)
     assert memory.surge is not None
     assert memory.surge.replicas == 6
 
@@ -212,10 +214,10 @@ def test_replicas_for_a_deadline_are_no_surge_but_a_reversal_is_kept() -> None:
 def test_replicas_for_a_deadline_are_as_urgent_as_batch() -> None:
     """Among services that compete for accelerators; the traffic of the others does not lend them rank."""
     seen = view(deadline=need(5))
-    urgent = seen.signals.rates._replace(arrivals_realtime=9.0)
-    crowded = replace(seen.signals, rates=urgent)
+    urgent = seen.need.signals.rates._replace(arrivals_realtime=9.0)
+    crowded = replace(seen.need.signals, rates=urgent)
     for_batch = want_of(seen.inputs, crowded, decided(seen))
-    for_users = want_of(seen.inputs, crowded, decided(view(needed_up=6)))
+    for_users = want_of(seen.inputs, crowded, decided(view(up=6)))
     assert (for_batch.tier, for_users.tier) == (Tier.BATCH, Tier.REALTIME)
 
 
@@ -377,11 +379,13 @@ def test_the_bounds_hold_for_any_need(rows: list[Any], low: int, high: int) -> N
     for up, others, broken, closed, pending in rows:
         seen = view(
             settings=settings, replicas=count, ready=max(0, count - pending), pending=pending,
-            needed_up=others, needed_down=others, wait_broken=broken, batch_at_limit=True,
+            up=others, down=others, waits=broken,
             breakers_closed=closed,
         )  # fmt: skip
-        plain, _ = decide_replicas(seen, memory, now)
-        decision, memory = decide_replicas(replace(seen, deadline=need(up)), memory, now)
+        plain, _ = seen.decide(memory, now)
+        decision, memory = replace(seen, need=replace(seen.need, deadline=need(up))).decide(
+            memory, now
+        )
         assert low <= decision.value <= high
         assert decision.value >= plain.value
         count, now = decision.value, now + 5

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.autoscale.rules.replicas import (
-    decide_replicas,
-    most_replicas_now,
-    with_recommendation,
-)
+from fleetkeeper.autoscale.rules.replicas import most_replicas_now, with_recommendation
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.types import ControlSettings, Grade
 from fleetkeeper.common.activation import Activation, State
@@ -48,65 +44,65 @@ def test_up_by_four_or_double_in_15_seconds(
         ("broken, batch at its limit", {**BROKEN, "signals": WAITS}, 6, "QueueWaitAboveTarget"),
         (
             "broken for a short time, these carry it",
-            {**BROKEN, "needed_up": 2, "signals": WAITS},
+            {**BROKEN, "up": 2, "signals": WAITS},
             4,
             "Steady",
         ),
         (
             "broken for a minute, whatever is needed: one more",
-            {**BROKEN, "needed_up": 2, "wait_lasts": True, "signals": WAITS},
+            {**BROKEN, "up": 2, "wait_lasts": True, "signals": WAITS},
             5,
             "QueueWaitAboveTarget",
         ),
         (
             "broken for a short time, little needed, no model",
-            {**BROKEN, "needed_up": 2, "model_trusted": False, "signals": WAITS},
+            {**BROKEN, "up": 2, "is_trusted": False, "signals": WAITS},
             4,
             "Steady",
         ),
         (
             "broken, batch has room",
-            {**BROKEN, "batch_at_limit": False, "needed_up": 2},
+            {**BROKEN, "waits": False, "up": 2},
             4,
             "Steady",
         ),
-        ("forecast", {"needed_up": 6}, 6, "LoadForecast"),
-        ("forecast without a model", {"needed_up": 6, "model_trusted": False}, 4, "Steady"),
+        ("forecast", {"up": 6}, 6, "LoadForecast"),
+        ("forecast without a model", {"up": 6, "is_trusted": False}, 4, "Steady"),
         ("a raise of the batch may do", {**BROKEN, "raise_first": True}, 4, "Steady"),
-        ("supply is coming", {**BROKEN, "needed_up": 4, "ready": 3, "pending": 1}, 4, "Steady"),
+        ("supply is coming", {**BROKEN, "up": 4, "ready": 3, "pending": 1}, 4, "Steady"),
         (
             "more than is coming",
-            {**BROKEN, "needed_up": 6, "ready": 3, "pending": 1},
+            {**BROKEN, "up": 6, "ready": 3, "pending": 1},
             6,
             "QueueWaitAboveTarget",
         ),
         (
             "more than is coming, no model",
-            {**BROKEN, "needed_up": 6, "ready": 3, "pending": 1, "model_trusted": False},
+            {**BROKEN, "up": 6, "ready": 3, "pending": 1, "is_trusted": False},
             6,
             "QueueWaitAboveTarget",
         ),
         (
             "overdue does not count",
-            {"needed_up": 5, "ready": 3, "overdue": 1, "replicas": 4},
+            {"up": 5, "ready": 3, "overdue": 1, "replicas": 4},
             6,
             "LoadForecast",
         ),
-        ("at the floor and slow", {"demand": True}, 5, "MinimumBatchTooSlow"),
+        ("at the floor and slow", {"too_slow": True}, 5, "MinimumBatchTooSlow"),
         (
             "never above max",
-            {**BROKEN, "needed_up": 90, "replicas": 9, "ready": 9},
+            {**BROKEN, "up": 90, "replicas": 9, "ready": 9},
             10,
             "QueueWaitAboveTarget",
         ),
-        ("at most double", {**BROKEN, "needed_up": 90}, 8, "QueueWaitAboveTarget"),
-        ("hung engines are not supply", {"needed_up": 4, "hung": 1}, 4, "Steady"),
+        ("at most double", {**BROKEN, "up": 90}, 8, "QueueWaitAboveTarget"),
+        ("hung engines are not supply", {"up": 4, "hung": 1}, 4, "Steady"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_up(case: str, change: dict[str, object], want: int, reason: str) -> None:
     """Each way up, and each reason not to."""
-    decision = decided(view(needed_down=4, **change), ReplicasMemory())
+    decision = decided(view(down=4, **change), ReplicasMemory())
     assert decision.value == want
     if want > 4:
         assert decision.reason == reason
@@ -135,7 +131,7 @@ def test_a_pin_wins(pinned: int, live: int) -> None:
 def test_bounds_are_kept_also_without_signals(live: int, low: int, high: int, want: int) -> None:
     """Below the minimum at once; above the maximum once something is known."""
     settings = ControlSettings(min_replicas=low, max_replicas=high)
-    seen = view(settings=settings, replicas=live, ready=live, needed_up=live, needed_down=live)
+    seen = view(settings=settings, replicas=live, ready=live, up=live, down=live)
     assert decided(seen).value == want
 
 
@@ -170,14 +166,13 @@ def test_replicas_stay_in_bounds_and_go_down_slowly(rows: list[tuple], low: int,
             replicas=count,
             ready=max(0, count - pending),
             pending=pending,
-            needed_up=up,
-            needed_down=down,
-            wait_broken=broken,
+            up=up,
+            down=down,
+            waits=broken and at_limit,
             wait_lasts=lasts,
-            batch_at_limit=at_limit,
             signals=signals(grade=grade, coverage=1.0 if coverage > 0.3 else coverage),
         )
-        decision, memory = decide_replicas(seen, memory, now)
+        decision, memory = seen.decide(memory, now)
         assert low <= decision.value <= high
         if decision.value < count:
             assert grade is Grade.FRESH

@@ -7,10 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.autoscale.rules.replica_view import ReplicaView
-from fleetkeeper.autoscale.rules.replicas import (
-    decide_replicas,
-)
 from fleetkeeper.autoscale.rules.scale_down import (
     RELEASED,
     UNCHECKED,
@@ -28,6 +24,7 @@ from tests.support.autoscale.replica_cases import (
     OBSERVED,
     SETTINGS,
     WAITS,
+    View,
     decided,
     signals,
     view,
@@ -60,11 +57,11 @@ def test_down_one_pod_after_the_delay() -> None:
 def test_the_delay_begins_anew_after_a_time_without_a_decision(pin: Activation) -> None:
     """Without it, a service that was suspended for an hour would lose its replicas at once."""
     pinned = view(settings=replace(SETTINGS, activation=pin))
-    _, memory = decide_replicas(pinned, OBSERVED, NOW)
-    after, memory = decide_replicas(view(), memory, NOW + 5)
+    _, memory = pinned.decide(OBSERVED, NOW)
+    after, memory = view().decide(memory, NOW + 5)
     assert (after.value, after.reason) == (4, "ScaleDownDelay")
     later = NOW + 5 + SETTINGS.scale_down_delay_s
-    assert decide_replicas(view(), memory, later)[0].reason == "LoadFell"
+    assert view().decide(memory, later)[0].reason == "LoadFell"
 
 
 OBJECTIONS = [
@@ -82,8 +79,8 @@ OBJECTIONS = [
     ("n-1 would be too full", {"signals": signals(gauges=Gauges(running=0.86 * 3 * 32))}),
     ("n-1 would fill the cache", {"signals": signals(kv_ratio=0.61)}),
     ("capacity not known", {"capacity": 0.0}),
-    ("need not known", {"needed_down": None, "needed_up": None}),
-    ("more is needed", {"needed_down": 4}),
+    ("need not known", {"down": None, "up": 0}),
+    ("more is needed", {"down": 4}),
     ("floor of the breaker", {"floor": 4}),
 ]
 
@@ -124,16 +121,16 @@ def test_one_gap_in_direct_readings_starts_their_time_anew() -> None:
     """A pod that was silent for one tick, or a Prometheus that was missed for one."""
     whole = view(signals=signals(source=Source.DIRECT))
     for gap in (
-        replace(whole, signals=signals(source=Source.DIRECT, coverage=0.75)),
-        replace(whole, signals=Signals()),
-        replace(whole, inputs=replace(whole.inputs, prometheus_lost=True)),
+        view(signals=signals(source=Source.DIRECT, coverage=0.75)),
+        view(signals=Signals()),
+        view(signals=signals(source=Source.DIRECT), prometheus_lost=True),
     ):
         memory = replace(OBSERVED, direct_since=NOW - 9999)
-        _, memory = decide_replicas(gap, memory, NOW)
+        _, memory = gap.decide(memory, NOW)
         assert memory.direct_since is None
-        _, memory = decide_replicas(whole, memory, NOW + 5)
+        _, memory = whole.decide(memory, NOW + 5)
         assert memory.direct_since == NOW + 5
-        assert decide_replicas(whole, memory, NOW + 300)[0].value == 4
+        assert whole.decide(memory, NOW + 300)[0].value == 4
 
 
 @pytest.mark.parametrize(
@@ -174,10 +171,10 @@ def test_idle_goes_to_the_minimum_one_by_one() -> None:
             signals=replace(idle, ready_pods=count, reporting_pods=count),
             replicas=count,
             ready=count,
-            needed_up=0,
-            needed_down=0,
+            up=0,
+            down=0,
         )
-        decision, memory = decide_replicas(inputs, memory, now)
+        decision, memory = inputs.decide(memory, now)
         if decision.value != count:
             seen.append((now, decision.value))
         count = decision.value
@@ -191,11 +188,11 @@ def test_an_outage_restarts_the_delay() -> None:
     """Ticks without knowledge count as full."""
     memory, now = OBSERVED, NOW
     for _ in range(60):
-        _, memory = decide_replicas(view(signals=Signals()), memory, now)
+        _, memory = view(signals=Signals()).decide(memory, now)
         now += 5
     waited = 0.0
-    while decide_replicas(view(), memory, now)[0].value == 4:
-        _, memory = decide_replicas(view(), memory, now)
+    while view().decide(memory, now)[0].value == 4:
+        _, memory = view().decide(memory, now)
         now += 5
         waited += 5
         assert waited < 2000
@@ -203,11 +200,11 @@ def test_an_outage_restarts_the_delay() -> None:
 
 
 def _over_time(
-    seen: ReplicaView, memory: ReplicasMemory, seconds: int, now: float
+    seen: View, memory: ReplicasMemory, seconds: int, now: float
 ) -> tuple[list[Decision[int]], ReplicasMemory, float]:
     made = []
     for _ in range(seconds // 5):
-        decision, memory = decide_replicas(seen, memory, now)
+        decision, memory = seen.decide(memory, now)
         made.append(decision)
         now += 5.0
     return made, memory, now
@@ -227,17 +224,17 @@ def test_what_was_seen_while_prometheus_was_missed_lowers_nothing_when_it_is_bac
 
 DELAY = replace(SETTINGS, scale_down_delay_s=60.0)
 
-WAITED = {**BROKEN, "needed_down": 6, "wait_lasts": True, "signals": WAITS}
+WAITED = {**BROKEN, "down": 6, "wait_lasts": True, "signals": WAITS}
 """Four replicas, six are needed, and requests have waited too long for a minute."""
 
 
-def _four(**changes: object) -> ReplicaView:
+def _four(**changes: object) -> View:
     return view(settings=DELAY, **changes)
 
 
 def test_the_replicas_of_a_surge_are_kept_for_four_delays() -> None:
     """Bursts return, and a replica takes minutes to start."""
-    decision, memory = decide_replicas(_four(**WAITED), OBSERVED, NOW)
+    decision, memory = _four(**WAITED).decide(OBSERVED, NOW)
     assert decision.value == 6
     assert memory.surge == Surge(6, NOW)
     full = signals(ready_pods=6, reporting_pods=6)
@@ -248,7 +245,7 @@ def test_the_replicas_of_a_surge_are_kept_for_four_delays() -> None:
         "ScaleDownBlocked",
         "requests waited too long within 4 minutes",
     )
-    assert decide_replicas(calm, after, NOW + 240)[0].value == 5
+    assert calm.decide(after, NOW + 240)[0].value == 5
 
 
 @pytest.mark.parametrize(
@@ -260,30 +257,30 @@ def test_the_replicas_of_a_surge_are_kept_for_four_delays() -> None:
 )
 def test_only_a_lasting_wait_is_a_surge(change: dict[str, object]) -> None:
     """A load that grows without much harm keeps no replica beyond the usual delay."""
-    memory = decide_replicas(_four(**{**WAITED, **change}), OBSERVED, NOW)[1]
+    memory = _four(**{**WAITED, **change}).decide(OBSERVED, NOW)[1]
     assert memory.surge is None
 
 
 def test_a_surge_that_goes_on_is_kept_for_longer() -> None:
     """The four delays begin when fewer replicas are needed. A smaller surge does not lower the number."""
     memory = replace(OBSERVED, surge=Surge(6, NOW))
-    same = _four(needed_up=6, needed_down=6, replicas=6, ready=6)
-    assert decide_replicas(same, memory, NOW + 200)[1].surge == Surge(6, NOW + 200)
-    smaller = _four(**{**WAITED, "needed_up": 4, "needed_down": 4})
-    assert decide_replicas(smaller, memory, NOW + 200)[1].surge == Surge(6, NOW + 200)
-    assert decide_replicas(smaller, memory, NOW + 240)[1].surge == Surge(5, NOW + 240)
+    same = _four(up=6, down=6, replicas=6, ready=6)
+    assert same.decide(memory, NOW + 200)[1].surge == Surge(6, NOW + 200)
+    smaller = _four(**{**WAITED, "up": 4, "down": 4})
+    assert smaller.decide(memory, NOW + 200)[1].surge == Surge(6, NOW + 200)
+    assert smaller.decide(memory, NOW + 240)[1].surge == Surge(5, NOW + 240)
 
 
 def test_a_scale_down_that_was_taken_back_is_not_repeated_soon() -> None:
     """One replica went, and the load needs it again: it stays for four delays."""
     lowered = replace(OBSERVED, lowered=NOW - 100)
-    decision, memory = decide_replicas(_four(needed_up=5, needed_down=5), lowered, NOW)
+    decision, memory = _four(up=5, down=5).decide(lowered, NOW)
     assert decision.value == 5
     assert memory.surge == Surge(5, NOW)
     long_ago = replace(OBSERVED, lowered=NOW - 240)
-    assert decide_replicas(_four(needed_up=5, needed_down=5), long_ago, NOW)[1].surge is None
-    blocked = _four(needed_up=5, needed_down=5, scale_up_blocked="no replica is ready")
-    assert decide_replicas(blocked, lowered, NOW)[1].surge is None
+    assert _four(up=5, down=5).decide(long_ago, NOW)[1].surge is None
+    blocked = _four(up=5, down=5, scale_up_blocked="no replica is ready")
+    assert blocked.decide(lowered, NOW)[1].surge is None
 
 
 def test_a_surge_keeps_no_more_than_the_maximum() -> None:
@@ -312,7 +309,7 @@ KEPT = replace(OBSERVED, surge=Surge(4, NOW - 900))
 def test_a_kept_replica_goes_one_at_a_time_once_another_service_needs_it() -> None:
     """The surge holds it otherwise."""
     assert decided(view(), KEPT).value == 4
-    decision, memory = decide_replicas(view(releases=True), KEPT, NOW)
+    decision, memory = view(releases=True).decide(KEPT, NOW)
     assert (decision.valid, decision.value, decision.reason) == (True, 3, RELEASED)
     assert (memory.released, memory.lowered) == (NOW, NOW)
     assert decided(view(releases=True), replace(KEPT, lowered=NOW - 59)).value == 4
@@ -337,12 +334,13 @@ def test_a_kept_replica_goes_only_after_direct_reads() -> None:
 
 def test_what_is_kept_is_what_only_the_surge_holds() -> None:
     """Two of four are needed."""
-    assert kept_for_surge(view(), KEPT, NOW) == 2
-    assert (
-        kept_for_surge(view(needed_down=3), decide_replicas(view(needed_down=3), KEPT, NOW)[1], NOW)
-        == 1
-    )
-    assert kept_for_surge(view(), OBSERVED, NOW) == 0
-    assert kept_for_surge(view(), replace(KEPT, since=NOW - 599), NOW) == 0
-    assert kept_for_surge(view(signals=signals(queue_wait_s=0.13)), KEPT, NOW) == 0
-    assert kept_for_surge(view(breakers_closed=False), KEPT, NOW) == 0
+
+    def kept(seen: View, memory: ReplicasMemory = KEPT) -> int:
+        return kept_for_surge(seen.inputs, seen.gates, memory, NOW)
+
+    assert kept(view()) == 2
+    assert kept(view(down=3), view(down=3).decide(KEPT, NOW)[1]) == 1
+    assert kept(view(), OBSERVED) == 0
+    assert kept(view(), replace(KEPT, since=NOW - 599)) == 0
+    assert kept(view(signals=signals(queue_wait_s=0.13))) == 0
+    assert kept(view(breakers_closed=False)) == 0

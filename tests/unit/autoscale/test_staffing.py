@@ -94,7 +94,7 @@ def test_pods_by_state() -> None:
         replace(pod_view("c", ready=False), created=NOW - 121),
         replace(pod_view("d"), deleting=True),
     )
-    supply = supply_of(pods, 60.0, NOW)
+    supply = supply_of(pods, (), 60.0, NOW)
     assert (supply.ready, supply.pending, supply.overdue) == (1, 1, 1)
 
 

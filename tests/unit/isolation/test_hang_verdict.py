@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fleetkeeper.autoscale.arbitrate import Allocation
-from fleetkeeper.autoscale.capacity.supply import hung_in_supply, supply_of
+from fleetkeeper.autoscale.capacity.supply import supply_of
 from fleetkeeper.autoscale.constants import HANG_S
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.report import build_report
@@ -162,6 +162,6 @@ def test_pods_that_say_they_hang_take_turns() -> None:
 def test_a_hung_pod_is_taken_off_the_supply_once(ready: bool, age_s: float, counted: int) -> None:
     """One that is not ready and old is no supply to begin with: one more replica is asked for, not two."""
     pods = (pod_view("chat-0"), pod_view("chat-1", ready=ready, age_s=age_s))
-    supply = supply_of(pods, 180.0, NOW)
-    assert hung_in_supply(pods, ("chat-1",), 180.0, NOW) == counted
-    assert supply.ready + supply.pending - counted == 1
+    supply = supply_of(pods, ("chat-1",), 180.0, NOW)
+    assert supply.hung == counted
+    assert supply.serving == 1

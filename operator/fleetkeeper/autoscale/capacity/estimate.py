@@ -48,7 +48,7 @@ def updated_estimate(
     if signals.grade is Grade.FRESH and signals.coverage >= 1.0:
         demand = smoothed(demand, (planned or signals).arrivals_per_s)
     cold_start = measured_cold_start(before.cold_start, inputs.pods)
-    supply = supply_of(inputs.pods, cold_start.seconds, now)
+    supply = supply_of(inputs.pods, signals.hung_pods, cold_start.seconds, now)
     capacity = float(limits.sequences) if limits is not None else 0.0
     if targets is not None:
         capacity = targets.capacity

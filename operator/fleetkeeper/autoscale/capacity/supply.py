@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from fleetkeeper.autoscale.constants import (
@@ -30,7 +30,14 @@ class Supply:
     ready: int = 0
     pending: int = 0
     overdue: int = 0
-    """Pods that have been pending for more than two cold starts. They do not count as supply."""
+    """Pods that have been pending for more than two cold starts. They do not serve soon."""
+    hung: int = 0
+    """Ready or pending pods whose engine is hung."""
+
+    @property
+    def serving(self) -> int:
+        """The pods that serve, or will soon."""
+        return self.ready + self.pending - self.hung
 
 
 def measured_cold_start(cold_start: ColdStart, pods: Sequence[PodView]) -> ColdStart:
@@ -53,27 +60,22 @@ def measured_cold_start(cold_start: ColdStart, pods: Sequence[PodView]) -> ColdS
     return cold_start
 
 
-def supply_of(pods: Sequence[PodView], cold_start_s: float, now: float) -> Supply:
-    """Count the ready, pending and overdue pods that are not being deleted."""
-    ready = pending = overdue = 0
+def supply_of(
+    pods: Sequence[PodView], hung_pods: Container[str], cold_start_s: float, now: float
+) -> Supply:
+    """Count the ready, pending, overdue and hung pods that are not being deleted."""
+    ready = pending = overdue = hung = 0
     for pod in pods:
         if pod.deleting:
             continue
-        if pod.ready:
-            ready += 1
-        elif pod.ready_since is None and now - pod.created > PENDING_COLD_STARTS * cold_start_s:
+        never_ready = not pod.ready and pod.ready_since is None
+        if never_ready and now - pod.created > PENDING_COLD_STARTS * cold_start_s:
             overdue += 1
-        else:
-            pending += 1
-    return Supply(ready, pending, overdue)
-
-
-def hung_in_supply(
-    pods: Sequence[PodView], hung_pods: Sequence[str], cold_start_s: float, now: float
-) -> int:
-    """Return how many of the hung pods `supply_of` counts as ready or pending."""
-    hung = supply_of([pod for pod in pods if pod.name in hung_pods], cold_start_s, now)
-    return hung.ready + hung.pending
+            continue
+        ready += pod.ready
+        pending += not pod.ready
+        hung += pod.name in hung_pods
+    return Supply(ready, pending, overdue, hung)
 
 
 def emptiest(

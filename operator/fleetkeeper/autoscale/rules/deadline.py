@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from fleetkeeper.autoscale.constants import (
     BATCH_DOWN_FACTOR,
     BATCH_UP_FACTOR,
+    DEMAND_TICKS,
     MAX_REPLICAS_NEEDED,
     ROUNDING,
+    TICK_S,
 )
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.state import TickState
@@ -44,6 +46,8 @@ class DeadlineNeed:
     """`up` without a margin."""
     given_per_s: float
     """Tokens/s that the ready replicas can give to tier batch."""
+    adds: bool = True
+    """True if replicas may be added for it."""
 
     def misses(self, max_replicas: int) -> bool:
         """Return whether even so many replicas miss a deadline."""
@@ -58,10 +62,11 @@ class DeadlineNeed:
         return f"{what} {min(self.up, max_replicas)} replicas together with the other tiers"
 
 
-def deadline_need(state: TickState, carried_per_s: float) -> DeadlineNeed | None:
+def deadline_need(state: TickState, carried_per_s: float, now: float) -> DeadlineNeed | None:
     """Return what the known backlog requires; None without one, or if it is not known what a replica does.
 
-    `carried_per_s`: the requests/s of a replica within the objectives.
+    `carried_per_s`: the requests/s of a replica within the objectives. Nothing is added before the demand of
+    the others is known, because the first means of it are chance; unless a deadline is too near to wait for that.
     """
     backlog, estimate = state.backlog, state.estimate
     given_per_s = _tokens_per_s(state, carried_per_s)
@@ -77,12 +82,14 @@ def deadline_need(state: TickState, carried_per_s: float) -> DeadlineNeed | None
         return _replicas(others, factor * in_time_per_s / given_per_s, floor)
 
     ready = estimate.supply.ready
+    is_near = backlog.deadline - now < 2 * DEMAND_TICKS * TICK_S
     return DeadlineNeed(
         backlog,
         up=needed(BATCH_UP_FACTOR),
         down=needed(BATCH_DOWN_FACTOR),
         least=needed(1.0),
         given_per_s=given_per_s * max(ready - others, floor * ready),
+        adds=not state.keeps_safe_limits and (is_near or estimate.demand.seen >= DEMAND_TICKS),
     )
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from fleetkeeper.autoscale.capacity.supply import Supply
 from fleetkeeper.autoscale.constants import RECOMMENDATION_SLOTS, UP_SPAN_S, UP_STEP
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
-from fleetkeeper.autoscale.rules.replica_view import ReplicaView
+from fleetkeeper.autoscale.rules.gates import Gates
+from fleetkeeper.autoscale.rules.need import Need
+from fleetkeeper.autoscale.rules.objectives import wait_is_broken
 from fleetkeeper.autoscale.rules.scale_down import (
     RELEASED,
     ReplicasMemory,
@@ -19,7 +22,7 @@ from fleetkeeper.autoscale.rules.scale_down import (
     with_direct_reads,
     with_surge,
 )
-from fleetkeeper.autoscale.types import Decision, Grade, decide, no_change
+from fleetkeeper.autoscale.types import ControlInputs, Decision, Grade, decide, no_change
 
 
 def with_recommendation(
@@ -51,87 +54,90 @@ def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
     return max(base + UP_STEP, 2 * base)
 
 
-def _wanted_up(view: ReplicaView) -> tuple[int, str, str]:
+def _wanted_up(inputs: ControlInputs, need: Need, supply: Supply) -> tuple[int, str, str]:
     """Return the number of replicas that the signals require, reason and detail; 0 if none are required.
 
     Without a trusted step-time model the staffing formula alone never scales up: only a missed
     objective does.
     """
-    signals, settings = view.signals, view.settings
-    supply = view.supply.ready + view.supply.pending - view.hung
-    needed = view.needed_up or 0
-    against = f"queue wait is {signals.queue_wait_s:.1f} s (objective {settings.queue_wait_objective_s:g} s)"
-    if signals.queue_wait_s <= settings.queue_wait_objective_s:
-        against = (
-            f"of {signals.arrivals_per_s:.1f} requests/s, {signals.served_per_s:.1f} are served"
-        )
-    if view.demand:
+    signals, settings = need.signals, inputs.settings
+    rates = f"{signals.arrivals_per_s:.1f} requests/s"
+    if need.too_slow:
         return (
-            max(needed, view.replicas + 1),
+            max(need.up, inputs.replicas + 1),
             "MinimumBatchTooSlow",
             (
                 f"batch time is {signals.batch_time_s * 1e3:.0f} ms (objective "
                 f"{settings.batch_time_objective_s * 1e3:.0f} ms) at the lowest batch limits"
             ),
         )
-    if view.wait_broken and view.batch_at_limit:
-        if view.supply.pending:
-            return needed, "QueueWaitAboveTarget", against
-        # If the model says that these replicas carry the load, a short queue drains by itself.
-        if needed > supply or view.wait_lasts:
-            return (
-                max(needed, supply + 1),
-                "QueueWaitAboveTarget",
-                f"{against}, and batch limits cannot be raised",
-            )
-    if view.model_trusted and needed > supply and not view.raise_first:
+    # If the model says that these replicas carry the load, a short queue drains by itself.
+    if need.waits and (supply.pending or need.up > supply.serving or need.wait_lasts):
+        against = f"queue wait is {signals.queue_wait_s:.1f} s (objective {settings.queue_wait_objective_s:g} s)"
+        if not wait_is_broken(signals, settings):
+            against = f"of {rates}, {signals.served_per_s:.1f} are served"
+        if supply.pending:
+            return need.up, "QueueWaitAboveTarget", against
+        more = max(need.up, supply.serving + 1)
+        return more, "QueueWaitAboveTarget", f"{against}, and batch limits cannot be raised"
+    if need.is_trusted and need.up > supply.serving:
         return (
-            needed,
+            need.up,
             "LoadForecast",
-            (
-                f"{signals.arrivals_per_s:.1f} requests/s need {needed} replicas, which carry up to {view.capacity:.0f} sequences each"
-            ),
+            f"{rates} need {need.up} replicas, which carry up to {need.capacity:.0f} sequences each",
         )
     return 0, "", ""
 
 
-def _wanted_in_time(view: ReplicaView) -> tuple[int, str, str]:
+def _wanted_in_time(inputs: ControlInputs, need: Need, supply: Supply) -> tuple[int, str, str]:
     """Return what the signals require, or what the deadline of a backlog requires if that is more."""
-    wanted, reason, detail = _wanted_up(view)
-    need, most = view.deadline, view.settings.max_replicas
-    if need is None or not view.adds_for_deadline:
+    wanted, reason, detail = _wanted_up(inputs, need, supply)
+    deadline, most = need.deadline, inputs.settings.max_replicas
+    if deadline is None or not deadline.adds:
         return wanted, reason, detail
-    supply = view.supply.ready + view.supply.pending - view.hung
-    in_time = min(need.up, most)
-    if in_time <= max(min(wanted, most), supply):
+    if min(deadline.up, most) <= max(min(wanted, most), supply.serving):
         return wanted, reason, detail
-    return need.up, BATCH_DEADLINE, need.detail(most)
+    return deadline.up, BATCH_DEADLINE, deadline.detail(most)
 
 
-def _up(view: ReplicaView, memory: ReplicasMemory, now: float) -> Decision[int] | None:
-    wanted, reason, detail = _wanted_in_time(view)
-    if wanted <= 0 or view.raise_first:
+def _up(
+    inputs: ControlInputs,
+    need: Need,
+    supply: Supply,
+    memory: ReplicasMemory,
+    now: float,
+) -> Decision[int] | None:
+    """Decide a scale-up; None if none is required."""
+    replicas = inputs.replicas
+    wanted, reason, detail = _wanted_in_time(inputs, need, supply)
+    if wanted <= 0:
         return None
-    overdue = view.supply.overdue
-    target = bounded(min(wanted + overdue, most_replicas_now(memory, view.replicas, now)), view)
-    if target <= view.replicas:
+    most = most_replicas_now(memory, replicas, now)
+    target = bounded(min(wanted + supply.overdue, most), inputs.settings)
+    if target <= replicas:
         return None
-    if view.inputs.scale_up_blocked:
-        return no_change(view.replicas, "ScaleUpBlocked", view.inputs.scale_up_blocked)
-    if overdue:
-        detail += f"; {overdue} pods have been starting for more than two cold starts"
+    if inputs.scale_up_blocked:
+        return no_change(replicas, "ScaleUpBlocked", inputs.scale_up_blocked)
+    if supply.overdue:
+        detail += f"; {supply.overdue} pods have been starting for more than two cold starts"
     return decide(target, reason, detail)
 
 
 def decide_replicas(
-    view: ReplicaView, memory: ReplicasMemory, now: float
+    inputs: ControlInputs,
+    need: Need,
+    supply: Supply,
+    gates: Gates,
+    memory: ReplicasMemory,
+    *,
+    now: float,
 ) -> tuple[Decision[int], ReplicasMemory]:
     """Return the recommended number and the new memory. Missing data never leads to a scale-down."""
-    settings = view.settings
-    if memory.since is not None and memory.since < view.inputs.started:
+    settings, replicas, signals = inputs.settings, inputs.replicas, need.signals
+    if memory.since is not None and memory.since < inputs.started:
         # A new leader restarts the observation.
         memory = replace(memory, since=None, recommendations=(), direct_since=None)
-    memory = with_direct_reads(view, memory, now)
+    memory = with_direct_reads(inputs, signals, memory, now)
     activation = settings.activation
     if activation.replicas is not None:
         reason = "Suspended" if activation.is_suspended else "ReplicasPinned"
@@ -139,35 +145,33 @@ def decide_replicas(
         # What was observed before a pin does not justify a scale-down after it.
         memory = replace(memory, since=None, recommendations=())
         return decide(activation.replicas, reason, by), memory
-    least = max(bounded(view.replicas, view), min(view.floor, settings.max_replicas))
-    if least > view.replicas:
+    least = max(bounded(replicas, settings), min(gates.floor, settings.max_replicas))
+    if least > replicas:
         raised = replace(memory, raised=now)
         return decide(least, "MinReplicas", f"at least {least} replicas are required"), raised
-    if not view.signals.known:
-        memory = with_recommendation(memory, view.replicas, settings.scale_down_delay_s, now)
+    if not signals.known:
+        memory = with_recommendation(memory, replicas, settings.scale_down_delay_s, now)
         return no_change(
-            view.replicas, "SignalsStale", "no fresh samples, so the replica count is unchanged"
+            replicas, "SignalsStale", "no fresh samples, so the replica count is unchanged"
         ), memory
     # While Prometheus is lost nothing is lowered, and its return does not lower on what was seen then.
-    is_believed = view.signals.grade is Grade.FRESH and not view.inputs.prometheus_lost
-    known = view.needed_down if is_believed else None
-    in_time = view.deadline.down if view.deadline is not None else 0
-    recommendation = view.replicas if known is None else max(known, view.floor, in_time)
+    is_believed = signals.grade is Grade.FRESH and not inputs.prometheus_lost
+    recommendation = replicas
+    if is_believed and need.down is not None:
+        in_time = need.deadline.down if need.deadline is not None else 0
+        recommendation = max(need.down, gates.floor, in_time)
     memory = with_recommendation(memory, recommendation, settings.scale_down_delay_s, now)
     recent_replicas = tuple(seen for seen in memory.recent_replicas if now - seen[0] < UP_SPAN_S)
-    memory = replace(memory, recent_replicas=(*recent_replicas, (now, view.replicas)))
-    decision = _up(view, memory, now)
-    raised_to = decision.value if decision is not None and decision.valid else None
-    in_time_only = decision is not None and decision.reason == BATCH_DEADLINE
-    memory = with_surge(view, memory, raised_to, now, in_time_only=in_time_only)
+    memory = replace(memory, recent_replicas=(*recent_replicas, (now, replicas)))
+    decision = None if gates.raise_first else _up(inputs, need, supply, memory, now)
+    memory = with_surge(inputs, need, gates, memory, now, raised=decision)
     if decision is not None:
         return decision, replace(memory, raised=now) if decision.valid else memory
-    if view.replicas > settings.max_replicas:
-        return decide(
-            settings.max_replicas, "MaxReplicas", "the number was above spec.scaling.maxReplicas"
-        ), memory
-    decision = scale_down(view, memory, now)
-    if decision.valid and decision.value < view.replicas:
+    if replicas > settings.max_replicas:
+        why = "the number was above spec.scaling.maxReplicas"
+        return decide(settings.max_replicas, "MaxReplicas", why), memory
+    decision = scale_down(inputs, signals, gates, memory, now)
+    if decision.valid and decision.value < replicas:
         released = now if decision.reason == RELEASED else memory.released
         memory = replace(memory, lowered=now, released=released)
     return decision, memory
