@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 
+from fleetkeeper.autoscale.constants import HANDOVER_S
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
+from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, Decision
 from fleetkeeper.common.budget import Budget, Holding, ServiceKey, Usage, bounded_replicas
@@ -74,21 +76,43 @@ class Allocation:
     """True if this service should remove a replica that it keeps for the next surge."""
 
 
+def lacking_since(
+    before: float | None,
+    inputs: ControlInputs,
+    allocation: Allocation,
+    now: float,
+    *,
+    recommended: int,
+    needed: int,
+) -> float | None:
+    """Return since when a budget has allowed fewer replicas than recommended; None if it does not."""
+    if allocation.limited_by and recommended > inputs.replicas:
+        return now if before is None else before
+    # While limits are raised, a tick may order nothing although more replicas are needed.
+    return before if max(recommended, needed) > inputs.replicas else None
+
+
 def want_of(
     inputs: ControlInputs,
     signals: Signals,
     replicas: Decision[int],
+    memory: ReplicasMemory,
+    now: float,
     *,
-    lacks: Lack = Lack.NOTHING,
-    kept: int = 0,
-    has_released: bool = False,
+    lacks_since: float | None,
+    kept: int,
+    cold_start_s: float,
 ) -> Want:
     """Return the recommendation of one service.
 
     Replicas that the planner would not create must not take accelerators from other services. Those that
-    only a deadline requires are as urgent as tier batch.
+    only a deadline requires are as urgent as tier batch. A replica of another service takes a drain and a cold
+    start to make room.
     """
-    settings = inputs.settings
+    settings, handover_s = inputs.settings, HANDOVER_S + cold_start_s
+    lacks = Lack.NOTHING
+    if lacks_since is not None and now - lacks_since >= handover_s:
+        lacks = Lack.LONG if memory.direct_since is None else Lack.CONFIRMED
     is_pin_due = (
         not settings.activation.is_scaled and not settings.paused and not inputs.scale_up_blocked
     )
@@ -106,7 +130,7 @@ def want_of(
         ),
         lacks=lacks,
         kept=kept if settings.tunes_replicas else 0,
-        has_released=has_released,
+        has_released=now - memory.released < handover_s,
     )
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from fleetkeeper.autoscale.arbitrate import Want
 from fleetkeeper.autoscale.events import WARNING, restart_events
-from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.deadline import DeadlineNeed
 from fleetkeeper.autoscale.rules.load_breaker import pressure
 from fleetkeeper.autoscale.rules.removal import Cause, Removal
 from fleetkeeper.autoscale.signals.service_signals import Signals
-from fleetkeeper.autoscale.state import TickState
+from fleetkeeper.autoscale.state import Breakers, TickState
 from fleetkeeper.autoscale.types import (
     Admission,
     ControlSettings,

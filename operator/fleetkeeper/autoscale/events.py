@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fleetkeeper.api.status_enums import BreakerState
-from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
-from fleetkeeper.autoscale.state import TickState
+from fleetkeeper.autoscale.state import Breakers, TickState
 from fleetkeeper.autoscale.types import Decision
 from fleetkeeper.common.values import Event, Remedy
 

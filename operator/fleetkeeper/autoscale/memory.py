@@ -19,7 +19,6 @@ from fleetkeeper.autoscale.capacity.estimate import Estimate
 from fleetkeeper.autoscale.constants import CONTROL_OPEN_S, DECISIONS_KEPT
 from fleetkeeper.autoscale.limits_requests import LimitsRequestsMemory
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory
-from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.canary import Canary
 from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
 from fleetkeeper.autoscale.rules.fragmentation import FragmentationMemory
@@ -29,6 +28,7 @@ from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.open_engines import OpenRun
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
+from fleetkeeper.autoscale.state import Breakers
 from fleetkeeper.autoscale.types import Limits
 from fleetkeeper.common.values import CAUSE_UNKNOWN, BreakerReport, Change, Remedy
 from fleetkeeper_contract import rfc3339

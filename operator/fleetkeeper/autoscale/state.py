@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleetkeeper.autoscale.capacity.estimate import Estimate
-from fleetkeeper.autoscale.rules.breakers import Breakers
+from fleetkeeper.autoscale.rules.control_breaker import ControlBreaker
+from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
+from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.backlog import Backlog
-from fleetkeeper.autoscale.signals.other_tiers import without_batch
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Breakers:
+    """The breakers: `load` sheds requests, `control` keeps safe limits, `source` reports."""
+
+    load: LoadBreaker = field(default_factory=LoadBreaker)
+    control: ControlBreaker = field(default_factory=ControlBreaker)
+    source: SourceBreaker = field(default_factory=SourceBreaker)
+
+    @property
+    def are_closed(self) -> bool:
+        """Return whether all breakers are closed."""
+        return self.load.is_closed and self.control.is_closed and not self.source.is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +33,8 @@ class TickState:
 
     inputs: ControlInputs
     signals: Signals
+    planned: Signals
+    """The signals by which replicas are sized: without tier batch while a backlog is known."""
     estimate: Estimate
     breakers: Breakers
     backlog: Backlog | None = None
@@ -27,11 +44,6 @@ class TickState:
     def settings(self) -> ControlSettings:
         """The settings of the service."""
         return self.inputs.settings
-
-    @property
-    def planned(self) -> Signals:
-        """The signals by which replicas are sized: without tier batch while a backlog is known."""
-        return self.signals if self.backlog is None else without_batch(self.signals)
 
     @property
     def breakers_closed(self) -> bool:

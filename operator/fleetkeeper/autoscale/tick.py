@@ -7,18 +7,15 @@ build_report(decision, allocation, memory, now) -> (TickResult, ControlMemory)  
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from fleetkeeper.autoscale.arbitrate import Allocation, Lack, want_of
+from fleetkeeper.autoscale.arbitrate import Allocation, lacking_since, want_of
 from fleetkeeper.autoscale.capacity.estimate import Estimate, updated_estimate
-from fleetkeeper.autoscale.constants import HANDOVER_S, RATE_S
+from fleetkeeper.autoscale.constants import RATE_S
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.events import tick_events
 from fleetkeeper.autoscale.limits_requests import after_outcomes, due_requests
 from fleetkeeper.autoscale.memory import ControlMemory
-from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.control_breaker import decide_control_breaker
 from fleetkeeper.autoscale.rules.evidence import evidence_of
 from fleetkeeper.autoscale.rules.fleet_limits import (
@@ -27,7 +24,6 @@ from fleetkeeper.autoscale.rules.fleet_limits import (
     limits_by_pod,
 )
 from fleetkeeper.autoscale.rules.fragmentation import (
-    FragmentationMemory,
     decide_fragmentation_restart,
     fragmentation_readings,
     is_settled,
@@ -35,7 +31,7 @@ from fleetkeeper.autoscale.rules.fragmentation import (
 )
 from fleetkeeper.autoscale.rules.gates import gates_of, removal_blocker
 from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
-from fleetkeeper.autoscale.rules.need import Need, need_of
+from fleetkeeper.autoscale.rules.need import need_of
 from fleetkeeper.autoscale.rules.objectives import judged_since
 from fleetkeeper.autoscale.rules.remedies import decide_memory_remedy, decide_replacements
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
@@ -44,11 +40,9 @@ from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.signals.backlog import known_backlog
 from fleetkeeper.autoscale.signals.observe import observe_service
 from fleetkeeper.autoscale.signals.open_engines import open_runs
-from fleetkeeper.autoscale.signals.other_tiers import without_batch
-from fleetkeeper.autoscale.signals.pod_history import PodTrack
 from fleetkeeper.autoscale.signals.service_signals import Signals
-from fleetkeeper.autoscale.state import TickState
-from fleetkeeper.autoscale.types import ControlInputs, Decision
+from fleetkeeper.autoscale.state import Breakers, TickState
+from fleetkeeper.autoscale.types import ControlInputs
 
 
 def decide_service(
@@ -59,16 +53,18 @@ def decide_service(
     signals, signals_memory = observe_service(inputs.samples, pods, memory.signals, now)
     memory = _after_last_tick(inputs, signals, memory, now)
     backlog = known_backlog(inputs.backlog, memory.backlog, now)
+    planned = signals if backlog is None else signals.without_batch()
+
     estimate = updated_estimate(
         memory.estimate,
         inputs,
         signals,
         memory.batch.limits,
         now,
-        planned=signals if backlog is None else without_batch(signals),
+        planned_per_s=planned.arrivals_per_s,
     )
     breakers = _decide_breakers(inputs, signals, estimate, memory, now)
-    state = TickState(inputs, signals, estimate, breakers, backlog)
+    state = TickState(inputs, signals, planned, estimate, breakers, backlog)
 
     limits, batch, canary = decide_fleet_limits(state, memory.batch, memory.canary, now)
     in_force = batch.limits or limits.value
@@ -77,28 +73,24 @@ def decide_service(
     puts, requested = due_requests(memory.limits_requests, pods, by_pod, admission, now)
 
     allocation = memory.allocation or Allocation(inputs.replicas)
-    need = need_of(state, batch, now)
+    need, supply = need_of(state, batch, now), estimate.supply
     gates = gates_of(state, need, batch, releases=allocation.releases)
-    replicas, replicas_memory = decide_replicas(
-        inputs, need, estimate.supply, gates, memory.replicas, now=now
+    replicas, observed = decide_replicas(inputs, need, supply, gates, memory.replicas, now=now)
+    asked_at = reads_asked_at(
+        memory.asked_at, inputs, replicas, breakers.load, now, confirms=allocation.confirms
     )
-    handover_s = HANDOVER_S + estimate.cold_start.seconds
-    lacks, lacks_since = Lack.NOTHING, memory.lacks_since
-    is_limited = bool(allocation.limited_by) and replicas.value > inputs.replicas
-    if lacks_since is None and is_limited:
-        lacks_since = now
-    elif not is_limited and max(replicas.value, need.up) <= inputs.replicas:
-        # While limits are raised, a tick may order nothing although more replicas are needed.
-        lacks_since = None
-    if lacks_since is not None and now - lacks_since >= handover_s:
-        lacks = Lack.LONG if replicas_memory.direct_since is None else Lack.CONFIRMED
+    lacks_since = lacking_since(
+        memory.lacks_since, inputs, allocation, now, recommended=replicas.value, needed=need.up
+    )
     want = want_of(
         inputs,
         signals,
         replicas,
-        lacks=lacks,
-        kept=kept_for_surge(inputs, gates, replicas_memory, now),
-        has_released=now - replicas_memory.released < handover_s,
+        observed,
+        now,
+        lacks_since=lacks_since,
+        kept=kept_for_surge(inputs, gates, observed, now),
+        cold_start_s=estimate.cold_start.seconds,
     )
 
     remedy = decide_memory_remedy(memory.remedy, settings, pods, inputs.out_of_memory_pods, now)
@@ -109,19 +101,17 @@ def decide_service(
         last=memory.replaced_pod,
         paused=settings.paused,
     )
-    restart, fragmentation, highest_ratio = _decide_restart(
-        state,
-        need,
-        memory,
-        signals_memory.tracks,
+    fragmented = fragmentation_readings(signals_memory.tracks, inputs, now)
+    is_changing = remedy.valid or replacement.valid or memory.allocation_late_since is not None
+    restart, fragmentation = decide_fragmentation_restart(
+        with_readings(memory.fragmentation, fragmented),
         now,
-        recommended=want.replicas,
-        replacing=remedy.valid or replacement.valid,
+        replicas=inputs.replicas,
+        settled=not is_changing and is_settled(inputs, want.replicas),
+        # Unlike for a scale-down, a breaker that only reports counts too.
+        blocker=removal_blocker(inputs, need, supply, breakers_closed=breakers.are_closed),
     )
 
-    asked_at = reads_asked_at(
-        memory.asked_at, inputs, replicas, breakers.load, now, confirms=allocation.confirms
-    )
     decision = ControlDecision(
         state=state,
         limits=limits,
@@ -133,13 +123,11 @@ def decide_service(
         remedy=remedy,
         replacement=replacement,
         restart=restart,
-        fragmentation_ratio=highest_ratio,
+        fragmentation_ratio=max((row.ratio for row in fragmented.values()), default=0.0),
         events=tick_events(memory.breakers, state, remedy, restart),
         asks_pods=asked_at is not None,
         deadline=need.deadline,
     )
-    if replacement.valid:
-        memory = replace(memory, replaced_at=now, replaced_pod=replacement.value[0])
     return decision, replace(
         memory,
         signals=signals_memory,
@@ -148,25 +136,18 @@ def decide_service(
         batch=batch,
         canary=canary,
         limits_requests=requested,
-        replicas=replicas_memory,
+        replicas=observed,
         remedy=remedy.value,
+        replaced_at=now if replacement.valid else memory.replaced_at,
+        replaced_pod=replacement.value[0] if replacement.valid else memory.replaced_pod,
         fragmentation=fragmentation,
+        open_engines=open_runs(inputs, memory.open_engines, now, were_open=memory.were_open),
+        # One tick with samples replaces what the status said.
+        were_open=memory.were_open and settings.demands_grants and not inputs.samples,
         asked_at=asked_at,
         lacks_since=lacks_since,
         backlog=backlog,
-        **_open_engines(inputs, memory, now),
     )
-
-
-def _open_engines(inputs: ControlInputs, memory: ControlMemory, now: float) -> dict[str, Any]:
-    """Return the parts of the memory about engines that demand no grant."""
-    if not inputs.settings.demands_grants:
-        return {"open_engines": {}, "were_open": False}
-    runs = open_runs(
-        inputs.samples, inputs.pods, memory.open_engines, now, were_open=memory.were_open
-    )
-    # One tick with samples replaces what the status said.
-    return {"open_engines": runs, "were_open": memory.were_open and not inputs.samples}
 
 
 def _after_last_tick(
@@ -214,31 +195,3 @@ def _decide_breakers(
         ),
         source=decide_source_breaker(before.source, lost=inputs.prometheus_lost, now=now),
     )
-
-
-def _decide_restart(
-    state: TickState,
-    need: Need,
-    memory: ControlMemory,
-    tracks: Mapping[str, PodTrack],
-    now: float,
-    *,
-    recommended: int,
-    replacing: bool,
-) -> tuple[Decision[tuple[str, ...]], FragmentationMemory, float]:
-    """Return which fragmented replica is restarted, the new memory, and the highest fragmentation."""
-    inputs = state.inputs
-    readings = fragmentation_readings(tracks, inputs, now)
-    watched = with_readings(memory.fragmentation, readings)
-    in_effect = memory.allocation_late_since is None
-    # Unlike for a scale-down, a breaker that only reports counts too.
-    closed = state.breakers.are_closed
-    blocker = removal_blocker(inputs, need, state.estimate.supply, breakers_closed=closed)
-    restart, fragmentation = decide_fragmentation_restart(
-        watched,
-        now,
-        replicas=inputs.replicas,
-        settled=in_effect and not replacing and is_settled(inputs, recommended),
-        blocker=blocker,
-    )
-    return restart, fragmentation, max((row.ratio for row in readings.values()), default=0.0)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from fleetkeeper.autoscale.signals.backlog import Backlog, known_backlog
-from fleetkeeper.autoscale.signals.other_tiers import without_batch
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import Grade
@@ -89,9 +88,9 @@ def signals(**rates: float) -> Signals:
 
 def test_without_batch_its_share_of_what_runs_is_left_out() -> None:
     """A quarter of the scheduled requests are of other tiers, so a quarter of the sequences are."""
-    seen = without_batch(
-        signals(arrivals_standard=1, arrivals_batch=8, wait_count_standard=1, wait_count_batch=3)
-    )
+    seen = signals(
+        arrivals_standard=1, arrivals_batch=8, wait_count_standard=1, wait_count_batch=3
+    ).without_batch()
     assert (seen.gauges.running, seen.kv_ratio, seen.waiting) == (10.0, 0.2, 0.0)
     assert seen.arrivals_per_s == 1.0
     assert seen.queue_wait_s == 0.4, "that of the other tiers"
@@ -100,7 +99,7 @@ def test_without_batch_its_share_of_what_runs_is_left_out() -> None:
 
 def test_batch_alone_is_an_idle_service() -> None:
     """Nobody waits for its queue, and nothing of what runs needs a replica."""
-    seen = without_batch(signals(arrivals_batch=8, wait_count_batch=3))
+    seen = signals(arrivals_batch=8, wait_count_batch=3).without_batch()
     assert (seen.queue_wait_s, seen.gauges.running) == (0.0, 0.0)
     assert seen.idle
 
@@ -110,4 +109,4 @@ def test_signals_without_batch_stay_as_they_are() -> None:
     plain = signals(arrivals_standard=4, wait_count_standard=4)
     gauges = plain.gauges._replace(waiting_batch=0.0, oldest_wait_s_batch=0.0, waiting_standard=9.0)
     plain = replace(plain, gauges=gauges)
-    assert without_batch(plain) == plain
+    assert plain.without_batch() == plain

@@ -17,13 +17,12 @@ from fleetkeeper.autoscale.capacity.demand import Demand
 from fleetkeeper.autoscale.capacity.estimate import Estimate
 from fleetkeeper.autoscale.capacity.supply import ColdStart, Supply
 from fleetkeeper.autoscale.decision import ControlDecision
-from fleetkeeper.autoscale.rules.breakers import Breakers
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE, DeadlineNeed, deadline_need
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.samples import Gauges
-from fleetkeeper.autoscale.state import TickState
-from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
+from fleetkeeper.autoscale.state import Breakers, TickState
+from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, Decision
 from fleetkeeper.common.activation import Activation, State
 from fleetkeeper_contract import rfc3339
 from fleetkeeper_contract.tiers import Tier
@@ -56,7 +55,7 @@ def need_of(
     )
     seen = signals(prompt_tokens=400.0, generation_tokens=100.0)
     waits = Backlog(tokens, NOW + 3600, required, NOW)
-    state = TickState(inputs, seen, estimate, Breakers(), waits)
+    state = TickState(inputs, seen, seen, estimate, Breakers(), waits)
     need = deadline_need(state, CARRIED_PER_S, NOW)
     assert need is not None
     return need
@@ -108,10 +107,13 @@ def test_nothing_is_required_if_it_is_not_known_what_a_replica_does() -> None:
     waits = Backlog(1e6, NOW + 60, 1e4, NOW)
     for seen, carried in ((signals(), 2.0), (signals(prompt_tokens=9.0), 0.0)):
         assert (
-            deadline_need(TickState(inputs, seen, Estimate(), Breakers(), waits), carried, NOW)
+            deadline_need(
+                TickState(inputs, seen, seen, Estimate(), Breakers(), waits), carried, NOW
+            )
             is None
         )
-    without = TickState(inputs, signals(prompt_tokens=9.0), Estimate(), Breakers(), None)
+    bare = signals(prompt_tokens=9.0)
+    without = TickState(inputs, bare, bare, Estimate(), Breakers(), None)
     assert deadline_need(without, 2.0, NOW) is None
 
 
@@ -216,9 +218,13 @@ def test_replicas_for_a_deadline_are_as_urgent_as_batch() -> None:
     seen = view(deadline=need(5))
     urgent = seen.need.signals.rates._replace(arrivals_realtime=9.0)
     crowded = replace(seen.need.signals, rates=urgent)
-    for_batch = want_of(seen.inputs, crowded, decided(seen))
-    for_users = want_of(seen.inputs, crowded, decided(view(up=6)))
-    assert (for_batch.tier, for_users.tier) == (Tier.BATCH, Tier.REALTIME)
+
+    def tier(replicas: Decision[int]) -> Tier:
+        calm: dict[str, Any] = {"lacks_since": None, "kept": 0, "cold_start_s": 60.0}
+        return want_of(seen.inputs, crowded, replicas, ReplicasMemory(), NOW, **calm).tier
+
+    assert tier(decided(seen)) is Tier.BATCH
+    assert tier(decided(view(up=6))) is Tier.REALTIME
 
 
 # -- a service, tick by tick -----------------------------------------------------------------------------

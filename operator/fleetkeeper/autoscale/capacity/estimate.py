@@ -33,12 +33,12 @@ def updated_estimate(
     limits: Limits | None,
     now: float,
     *,
-    planned: Signals | None = None,
+    planned_per_s: float,
 ) -> Estimate:
     """Return the estimate after one tick. The model and its targets change once per window.
 
-    `limits`: those in force (None: never set). `planned`: the signals whose arrivals are the demand
-    (None: these). Without traffic the targets stay.
+    `limits`: those in force (None: never set). `planned_per_s`: the arrivals for which replicas are sized.
+    Without traffic the targets stay.
     """
     model, targets, demand = before.model, before.targets, before.demand
     if signals.window is not None:
@@ -46,7 +46,7 @@ def updated_estimate(
         found = decide_targets(model, signals, inputs.settings)
         targets = targets if found is None and signals.served_per_s == 0 else found
     if signals.grade is Grade.FRESH and signals.coverage >= 1.0:
-        demand = smoothed(demand, (planned or signals).arrivals_per_s)
+        demand = smoothed(demand, planned_per_s)
     cold_start = measured_cold_start(before.cold_start, inputs.pods)
     supply = supply_of(inputs.pods, signals.hung_pods, cold_start.seconds, now)
     capacity = float(limits.sequences) if limits is not None else 0.0

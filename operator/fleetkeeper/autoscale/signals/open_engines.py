@@ -7,12 +7,12 @@ demand takes up to two minutes to reach a running engine, so a short run is no p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from fleetkeeper.autoscale.constants import FRESH_S, FUTURE_S, OPEN_ENGINE_S
 from fleetkeeper.autoscale.signals.samples import PodSample, why_impossible
-from fleetkeeper.autoscale.types import PodView
+from fleetkeeper.autoscale.types import ControlInputs
 
 DEMANDED: Final = 1.0
 
@@ -30,27 +30,17 @@ class OpenRun(NamedTuple):
 
 
 def open_runs(
-    samples: Sequence[PodSample],
-    pods: Sequence[PodView],
-    before: Mapping[str, OpenRun],
-    now: float,
-    *,
-    were_open: bool = False,
+    inputs: ControlInputs, before: Mapping[str, OpenRun], now: float, *, were_open: bool
 ) -> dict[str, OpenRun]:
-    """Return the runs of all ready pods that report no demand for grants.
+    """Return the runs of all ready pods that report no demand for grants, if the service demands them.
 
-    A pod without a fresh sample keeps its run. Only a sample with the demand ends it.
-
-    Args:
-        samples: the samples of this tick.
-        pods: all engine pods.
-        before: the runs of the last tick.
-        now: Unix seconds.
-        were_open: the status of the service says that an engine was open before this process started.
+    A pod without a fresh sample keeps its run. Only a sample with the demand ends it. `were_open`: the
+    status of the service says that an engine was open before this process started.
     """
-    ready = {pod.name for pod in pods if pod.ready and not pod.deleting}
+    demands = inputs.settings.demands_grants
+    ready = {pod.name for pod in inputs.pods if demands and pod.ready and not pod.deleting}
     runs = {name: run for name, run in before.items() if name in ready}
-    for sample in samples:
+    for sample in inputs.samples:
         if sample.pod not in ready or not _is_usable(sample, now):
             continue
         if sample.gauges.grants_demanded == DEMANDED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -120,4 +120,32 @@ class Signals:
             and self.arrivals_per_s == 0.0
             and self.gauges.running == 0.0
             and self.waiting == 0.0
+        )
+
+    def without_batch(self) -> Signals:
+        """Return the signals of realtime and standard alone.
+
+        The batch process sends as much as engines take. So requests of tier batch that arrive, run or wait
+        say nothing about the replicas that are needed: the deadlines do. Samples hold what runs of all tiers
+        together, so batch is taken to have the share of it that it has of the scheduled requests.
+        """
+        rates, gauges = self.rates, self.gauges
+        served = self.served_per_s
+        left = 1.0 - rates.wait_count_batch / served if served > 0 else 1.0
+        others = rates.arrivals_realtime + rates.arrivals_standard
+        is_alone = others + gauges.waiting_realtime + gauges.waiting_standard == 0
+        return replace(
+            self,
+            rates=rates._replace(
+                arrivals_batch=0.0,
+                wait_count_batch=0.0,
+                wait_sum_s_batch=0.0,
+                wait_within_batch=0.0,
+            ),
+            gauges=gauges._replace(
+                waiting_batch=0.0, oldest_wait_s_batch=0.0, running=gauges.running * left
+            ),
+            kv_ratio=self.kv_ratio * left,
+            queue_wait_s=0.0 if is_alone else self.queue_wait_s,
+            waiting=gauges.waiting_realtime + gauges.waiting_standard,
         )
