@@ -25,7 +25,7 @@ BEFORE = Limits(48, 512)
 
 
 CAUSES = [
-    ("SignalsLost", [replace(GOOD, signals_known=False)] * 3),
+    ("SignalsLost", [replace(GOOD, blind=True)] * 3),
     ("ActuatorFailed", [replace(GOOD, failed_acts=1)] * 3),
     ("LimitsNotInEffect", [replace(GOOD, limits_late_s=121.0)]),
     ("ReplicasNotInEffect", [replace(GOOD, replicas_late_s=121.0)]),
@@ -79,14 +79,11 @@ def test_limits_that_oscillate_stay() -> None:
 
 
 NOT_CAUSES = [
-    ("two blind ticks", [replace(GOOD, signals_known=False)] * 2),
+    ("two blind ticks", [replace(GOOD, blind=True)] * 2),
     (
         "blind, then not",
-        [replace(GOOD, signals_known=False)] * 2
-        + [GOOD]
-        + [replace(GOOD, signals_known=False)] * 2,
+        [replace(GOOD, blind=True)] * 2 + [GOOD] + [replace(GOOD, blind=True)] * 2,
     ),
-    ("no pod should report", [replace(GOOD, signals_known=False, signals_expected=False)] * 50),
     ("two failures", [replace(GOOD, failed_acts=1)] * 2),
     ("failures far apart", ([replace(GOOD, failed_acts=1)] + [GOOD] * 35) * 4),
     ("late, not long", [replace(GOOD, limits_late_s=120.0)] * 5),
@@ -123,7 +120,7 @@ def test_it_recovers_from_every_cause(reason: str, evidence: list[Evidence]) -> 
 
 def test_it_stays_open_while_there_is_nothing_to_see() -> None:
     """Signals lost for an hour: open, not half-open, for an hour."""
-    blind = replace(GOOD, signals_known=False)
+    blind = replace(GOOD, blind=True)
     breaker = ticked([blind] * 720)
     assert breaker.state is OPEN
 
@@ -155,8 +152,7 @@ def test_limits_attained_for_ten_minutes_are_the_last_known_good() -> None:
 
 evidences = st.builds(
     Evidence,
-    signals_known=st.booleans(),
-    signals_expected=st.booleans(),
+    blind=st.booleans(),
     failed_acts=st.integers(0, 3),
     limits_late_s=st.floats(0, 300),
     replicas_late_s=st.floats(0, 300),

@@ -8,7 +8,7 @@ in which decisions are computed but not applied, then one notch on one pod; clos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -51,9 +51,8 @@ class Worse:
 class Evidence:
     """The observations of one tick from which the control breaker decides."""
 
-    signals_known: bool = True
-    signals_expected: bool = True
-    """True if warmed-up pods should report, and this process has led for as long as rates need."""
+    blind: bool = False
+    """True if signals are unknown although pods should report."""
     failed_acts: int = 0
     """Failed writes or PUTs of the last tick."""
     limits_late_s: float = 0.0
@@ -113,67 +112,34 @@ Cause = tuple[str, str]
 """Why signals or actuators are unreliable: reason and detail."""
 
 
-def _lost(breaker: ControlBreaker, _: Evidence, __: float) -> Cause | None:
-    if breaker.lost < LOST_TICKS:
-        return None
-    return "SignalsLost", f"no signals for {breaker.lost} ticks"
-
-
-def _failed(breaker: ControlBreaker, _: Evidence, __: float) -> Cause | None:
+def _causes(breaker: ControlBreaker, evidence: Evidence, now: float) -> Iterator[Cause]:
+    """Yield the causes that apply. The first is the reason."""
+    if breaker.lost >= LOST_TICKS:
+        yield "SignalsLost", f"no signals for {breaker.lost} ticks"
     count = len(breaker.failures)
-    if count < FAILURES:
-        return None
-    return "ActuatorFailed", f"{count} failed writes in {FAILURES_S / 60:.0f} minutes"
-
-
-def _ineffective(_: ControlBreaker, evidence: Evidence, __: float) -> Cause | None:
-    if evidence.limits_late_s > NOT_IN_EFFECT_S:
-        detail = f"batch limits are not in effect after {evidence.limits_late_s:.0f} s"
-        return "LimitsNotInEffect", detail
-    if evidence.replicas_late_s > REPLICAS_NOT_IN_EFFECT_S:
-        detail = f"allocated replicas are not in effect after {evidence.replicas_late_s:.0f} s"
-        return "ReplicasNotInEffect", detail
-    return None
-
-
-def _oscillates(breaker: ControlBreaker, evidence: Evidence, now: float) -> Cause | None:
-    after = max(breaker.ignore_before, now - DIRECTION_S)
-    reversals = sum(1 for time in evidence.reversals if time > after)
-    if reversals < DIRECTION_CHANGES:
-        return None
-    detail = f"batch limits changed direction {reversals} times in {DIRECTION_S / 60:.0f} minutes"
-    return OSCILLATING, detail
-
-
-def _worse(_: ControlBreaker, evidence: Evidence, __: float) -> Cause | None:
-    worse = evidence.worse
-    if worse is None or not worse.is_much:
-        return None
-    detail = f"SLO attainment fell {100 * worse.by:.1f} points after a limit increase"
-    return "WorseAfterChange", detail
-
-
-def _model_off(_: ControlBreaker, evidence: Evidence, __: float) -> Cause | None:
-    if evidence.model_off_windows < MODEL_OFF_WINDOWS:
-        return None
-    return "StepTimeModelInaccurate", "the step-time model is off by more than 50%"
-
-
-CAUSES: tuple[Callable[[ControlBreaker, Evidence, float], Cause | None], ...] = (
-    _lost,
-    _failed,
-    _ineffective,
-    _oscillates,
-    _worse,
-    _model_off,
-)
-"""In order; the first that applies is the reason."""
+    if count >= FAILURES:
+        yield "ActuatorFailed", f"{count} failed writes in {FAILURES_S / 60:.0f} minutes"
+    late_s = evidence.limits_late_s
+    if late_s > NOT_IN_EFFECT_S:
+        yield "LimitsNotInEffect", f"batch limits are not in effect after {late_s:.0f} s"
+    late_s = evidence.replicas_late_s
+    if late_s > REPLICAS_NOT_IN_EFFECT_S:
+        yield "ReplicasNotInEffect", f"allocated replicas are not in effect after {late_s:.0f} s"
+    since = max(breaker.ignore_before, now - DIRECTION_S)
+    count = sum(1 for time in evidence.reversals if time > since)
+    if count >= DIRECTION_CHANGES:
+        span = f"{DIRECTION_S / 60:.0f} minutes"
+        yield OSCILLATING, f"batch limits changed direction {count} times in {span}"
+    if evidence.worse is not None and evidence.worse.is_much:
+        points = f"{100 * evidence.worse.by:.1f} points"
+        yield "WorseAfterChange", f"SLO attainment fell {points} after a limit increase"
+    if evidence.model_off_windows >= MODEL_OFF_WINDOWS:
+        yield "StepTimeModelInaccurate", "the step-time model is off by more than 50%"
 
 
 def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> ControlBreaker:
     """Return the breaker with its counters updated: lost ticks, recent failures, last known good limits."""
-    blind = evidence.signals_expected and not evidence.signals_known
-    lost = breaker.lost + 1 if blind else 0
+    lost = breaker.lost + 1 if evidence.blind else 0
     failures = breaker.failures
     if failures or evidence.failed_acts:
         recent = [t for t in failures if now - t < FAILURES_S and t > breaker.ignore_before]
@@ -188,9 +154,6 @@ def _counted(breaker: ControlBreaker, evidence: Evidence, now: float) -> Control
     if evidence.worse is not None and evidence.worse.is_much:
         # The limits before the raise are known best: they were in force until then.
         good = evidence.worse.before
-    before = (breaker.lost, breaker.failures, breaker.attained_since, breaker.attained_limits)
-    if before == (lost, failures, since, limits) and good == breaker.last_good:
-        return breaker
     return replace(
         breaker,
         lost=lost,
@@ -206,7 +169,7 @@ def decide_control_breaker(
 ) -> ControlBreaker:
     """Return the breaker after one tick."""
     breaker = _counted(breaker, evidence, now)
-    cause = next((found for rule in CAUSES if (found := rule(breaker, evidence, now))), None)
+    cause = next(_causes(breaker, evidence, now), None)
     if breaker.state is BreakerState.OPEN:
         return _tried(breaker, now)
     if breaker.state is BreakerState.HALF_OPEN:
@@ -225,7 +188,7 @@ def _tested(
     """Handle half-open: open again on a cause, for twice as long; close after enough good ticks."""
     if cause is not None:
         return _open(breaker, cause, now, min(CONTROL_OPEN_S[1], 2 * breaker.wait_s))
-    if not evidence.signals_known and evidence.signals_expected:
+    if evidence.blind:
         return replace(breaker, good=0)
     good = breaker.good + 1
     if good >= COMPARE_TICKS + GOOD_TICKS:

@@ -9,7 +9,6 @@ from fleetkeeper.autoscale.memory import ControlMemory
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, far_moves
 from fleetkeeper.autoscale.rules.control_breaker import Evidence, Worse
 from fleetkeeper.autoscale.rules.objectives import judged_since, wait_is_broken
-from fleetkeeper.autoscale.signals.pod_history import is_warmed_up
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings
 
@@ -34,10 +33,10 @@ def evidence_of(
     limits_late_s = 0.0
     if busy and settings.tunes_limits and signals.live_limits:
         limits_late_s = late_s(memory.limits_requests, signals.generation_by_pod, busy, now)
+    # A new leader needs some samples for its first rates, and pods need to be warmed up.
+    is_expected = now - inputs.started >= RATE_S and signals.warmed_up_pods > 0
     return Evidence(
-        signals_known=signals.known,
-        signals_expected=now - inputs.started >= RATE_S
-        and any(is_warmed_up(pod, now) for pod in inputs.pods),
+        blind=is_expected and not signals.known,
         failed_acts=memory.limits_requests.has_failed + inputs.failed_writes,
         limits_late_s=limits_late_s,
         replicas_late_s=0.0 if late_since is None else now - late_since,
