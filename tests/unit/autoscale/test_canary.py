@@ -59,24 +59,19 @@ def test_a_canary_is_reverted_when_it_falls_five_points_below(
 ) -> None:
     """Against the other pods, in the same windows."""
     verdict = judge_canary(Canary("chat-0", HELD, NOW), canary_windows(own, others), NOW + 20)
-    assert verdict.valid
-    assert verdict.value is good
+    assert verdict is good
 
 
 def test_a_canary_is_not_judged_too_early_and_not_for_ever() -> None:
     """One window is too few; after 60 s without evidence it is taken back."""
     canary = Canary("chat-0", HELD, NOW)
-    assert not judge_canary(canary, canary_windows(0.98, 0.98, 1), NOW + 10).valid
-    assert not judge_canary(canary, canary_windows(0.98, 0.98, 2, NOW - 30), NOW + 10).valid
-    late = judge_canary(canary, [], NOW + 60)
-    assert late.valid
-    assert late.value is False
+    assert judge_canary(canary, canary_windows(0.98, 0.98, 1), NOW + 10) is None
+    assert judge_canary(canary, canary_windows(0.98, 0.98, 2, NOW - 30), NOW + 10) is None
+    assert judge_canary(canary, [], NOW + 60) is False
 
 
 def test_a_failed_canary_rests_for_five_minutes() -> None:
     """Nothing is raised meanwhile; a good one is given to all."""
     canary = Canary("chat-0", Limits(70, 2048), NOW)
-    bad = judge_canary(canary, canary_windows(0.5, 0.98), NOW + 20)
-    assert concluded(MEMORY, canary, bad, NOW + 20).rest_until == NOW + 320
-    good = judge_canary(canary, canary_windows(0.98, 0.98), NOW + 20)
-    assert concluded(MEMORY, canary, good, NOW + 20).limits == Limits(70, 2048)
+    assert concluded(MEMORY, canary, NOW + 20, is_good=False).rest_until == NOW + 320
+    assert concluded(MEMORY, canary, NOW + 20, is_good=True).limits == Limits(70, 2048)

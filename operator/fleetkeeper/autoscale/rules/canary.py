@@ -19,7 +19,7 @@ from fleetkeeper.autoscale.constants import (
 from fleetkeeper.autoscale.rules.batch.decide import direction
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory
 from fleetkeeper.autoscale.signals.windows import PodWindow, Window
-from fleetkeeper.autoscale.types import Decision, Limits, decide, no_change
+from fleetkeeper.autoscale.types import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,6 @@ class Canary:
     pod: str
     limits: Limits
     since: float
-    reason: str = ""
 
 
 def needs_canary(before: Limits | None, after: Limits, ready_pods: int) -> bool:
@@ -43,11 +42,11 @@ def _counts(windows: Sequence[PodWindow]) -> tuple[float, float]:
     return sum(w.steps for w in windows), sum(w.within for w in windows)
 
 
-def judge_canary(canary: Canary, windows: Sequence[Window], now: float) -> Decision[bool]:
-    """Decide whether all pods get the canary's limits (True) or the raise is reverted (False).
+def judge_canary(canary: Canary, windows: Sequence[Window], now: float) -> bool | None:
+    """Return whether all pods get the canary's limits (True) or the raise is reverted (False).
 
-    Not valid: not judged yet. Example: 92% of the canary's steps were within the objective, 98% of the
-    others': 6 points lower, so it is reverted.
+    None: not judged yet. With too few steps for a minute, it is reverted. Example: 92% of the canary's steps
+    were within the objective, 98% of the others': 6 points lower, so it is reverted.
     """
     judged = [window for window in windows if window.start >= canary.since]
     own = [
@@ -57,23 +56,12 @@ def judge_canary(canary: Canary, windows: Sequence[Window], now: float) -> Decis
     steps, within = _counts(own)
     peer_steps, peer_within = _counts(others)
     if len(own) >= CANARY_WINDOWS and peer_steps >= MIN_STEPS:
-        mine, theirs = within / steps, peer_within / peer_steps
-        fine = mine >= theirs - CANARY_POINTS
-        detail = f"pod {canary.pod} had {mine:.1%} of its steps within the objective, the others {theirs:.1%}"
-        return decide(fine, "CanaryGood" if fine else "CanaryWorse", detail)
-    if now - canary.since >= CANARY_S:
-        detail = f"pod {canary.pod} had too few steps in {CANARY_S:.0f} s"
-        return decide(False, "CanaryInconclusive", detail)
-    detail = f"pod {canary.pod} tries {canary.limits.sequences} sequences"
-    return no_change(False, "CanaryRunning", detail)
+        return within / steps >= peer_within / peer_steps - CANARY_POINTS
+    return False if now - canary.since >= CANARY_S else None
 
 
-def concluded(
-    memory: BatchMemory, canary: Canary, verdict: Decision[bool], now: float
-) -> BatchMemory:
+def concluded(memory: BatchMemory, canary: Canary, now: float, *, is_good: bool) -> BatchMemory:
     """Return the batch memory after a verdict: the canary's limits for all pods, or no raises for a while."""
-    if not verdict.valid:
-        return memory
-    if verdict.value:
+    if is_good:
         return replace(memory, limits=canary.limits, changed=now, raised=now)
     return replace(memory, changed=now, rest_until=now + CANARY_REST_S, before_raise=None)

@@ -100,9 +100,9 @@ def decide_fleet_limits(
     if canary is not None and canary.pod not in ready:
         canary = None
     if canary is not None and state.signals.known:
-        verdict = judge_canary(canary, state.signals.windows, now)
-        memory = concluded(memory, canary, verdict, now)
-        canary = None if verdict.valid else canary
+        is_good = judge_canary(canary, state.signals.windows, now)
+        if is_good is not None:
+            memory, canary = concluded(memory, canary, now, is_good=is_good), None
     view = batch_view(state, now)
     if canary is not None:
         view = replace(view, may_raise=False)
@@ -119,7 +119,7 @@ def decide_fleet_limits(
     detail = f"pod {pod} tries {tried.sequences} sequences and {tried.tokens} tokens before the other pods"
     first = decide(before, "CanaryRunning", detail)
     unchanged = replace(after, limits=before, before_raise=None)
-    return first, unchanged, Canary(pod, tried, now, decision.reason)
+    return first, unchanged, Canary(pod, tried, now)
 
 
 def decide_admission(state: TickState) -> Admission:
