@@ -17,12 +17,12 @@ Formulas, with B sequences, P prefill tokens and KV resident tokens in a step:
     prompts    most sequences whose prompts wait for one another for at most 1.25 / z objectives
                (M/G/1; z: quantile of the attainment)                      capacity/targets.py
     carried    sequences / (generated tokens x mean step), at the smaller of the two (Little's law)
-    needed     ceil(arrivals / carried)                                    capacity/staffing.py
+    needed     ceil(arrivals / carried)                                    capacity/demand.py
 
 Worked example: a 70B model on four H100, prompts of 1,150 tokens and answers of 210, the default objectives
 (0.5 s, 50 ms, 95%). At first a step may have 8,192 tokens:
 
->>> from fleetkeeper.autoscale.capacity.staffing import needed_replicas
+>>> from fleetkeeper.autoscale.capacity.demand import needed_replicas
 >>> from fleetkeeper.autoscale.capacity.step_time_model import StepTime
 >>> from fleetkeeper.autoscale.capacity.targets import Shape, capacity_of, mean_step_s, notch_down
 >>> from fleetkeeper.autoscale.capacity.targets import prefill_wait_s, promptly_served

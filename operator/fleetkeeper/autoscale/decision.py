@@ -38,8 +38,8 @@ class ControlDecision:
     want: Want
     """The recommendation, for `arbitrate`."""
     remedy: Decision[Remedy | None]
-    replacement: Decision[tuple[str, ...]]
-    """Pods whose engine is hung."""
+    replacement: str
+    """The pod whose engine is hung; empty if none is replaced now."""
     restart: Decision[tuple[str, ...]]
     """Replicas whose allocator is fragmented."""
     fragmentation_ratio: float
@@ -85,11 +85,10 @@ class ControlDecision:
     @property
     def replace_pods(self) -> Mapping[str, Removal]:
         """Pods to replace now; each only if it confirms the cause when it is read directly."""
-        found = {}
-        if self.replacement.valid:
-            why = self.replacement.detail
-            event = Event(WARNING, self.replacement.reason, why)
-            found = {pod: Removal(Cause.HUNG, why, event) for pod in self.replacement.value}
+        found, hung = {}, self.replacement
+        if hung:
+            why = f"Pod {hung} has work but makes no progress and reports that it is hung: it is replaced"
+            found[hung] = Removal(Cause.HUNG, why, Event(WARNING, "EngineHung", why))
         if self.restart.valid and self.settings.restarts:
             events = restart_events(self.restart, acts=True)
             for pod, event in zip(self.restart.value, events, strict=True):

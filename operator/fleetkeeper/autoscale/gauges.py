@@ -19,12 +19,11 @@ Gauge = tuple[str, tuple[tuple[str, str], ...], float]
 def gauges_of(decision: ControlDecision, desired: int) -> tuple[Gauge, ...]:
     """Return the gauges of one service; the runtime adds the labels service_namespace and inference_service."""
     signals, settings = decision.signals, decision.settings
-    ready = sum(pod.ready and not pod.deleting for pod in decision.state.inputs.pods)
     gauges: list[Gauge] = [
         ("decision_replicas", (("kind", "recommended"),), float(decision.replicas.value)),
         ("decision_replicas", (("kind", "allocated"),), float(desired)),
         ("decision_replicas", (("kind", "live"),), float(decision.live_replicas)),
-        ("decision_replicas", (("kind", "ready"),), float(ready)),
+        ("decision_replicas", (("kind", "ready"),), float(signals.ready_pods)),
         ("decision_limit_sequences", (), float(decision.in_force.sequences)),
         ("decision_limit_tokens", (), float(decision.in_force.tokens)),
         ("decision_advisory", (), float(settings.batching_mode is BatchingMode.ADVISORY)),

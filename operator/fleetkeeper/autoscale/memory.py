@@ -26,7 +26,7 @@ from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker, TierBreaker
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.rules.source_breaker import SourceBreaker
 from fleetkeeper.autoscale.signals.backlog import Backlog
-from fleetkeeper.autoscale.signals.open_engines import OpenRun
+from fleetkeeper.autoscale.signals.reported_runs import Run
 from fleetkeeper.autoscale.signals.service_signals import SignalsMemory
 from fleetkeeper.autoscale.state import Breakers
 from fleetkeeper.autoscale.types import Limits
@@ -74,7 +74,7 @@ class ControlMemory:
     """Time since which a budget allows fewer replicas than are recommended."""
     allocation_late_since: float | None = None
     """Time since which the Deployment does not have the allocated replicas."""
-    open_engines: Mapping[str, OpenRun] = field(default_factory=lambda: MappingProxyType({}))
+    open_engines: Mapping[str, Run] = field(default_factory=lambda: MappingProxyType({}))
     """Pods that demand no grant although the service does."""
     were_open: bool = False
     """True if the status of the previous leader names such pods."""

@@ -9,7 +9,7 @@ from fleetkeeper.api.status_enums import Subject
 from fleetkeeper.api.types import ScalingMode
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.conditions import metrics_conditions
-from fleetkeeper.autoscale.constants import DECISIONS_KEPT
+from fleetkeeper.autoscale.constants import DECISIONS_KEPT, OPEN_ENGINE_S
 from fleetkeeper.autoscale.decided import listed_message
 from fleetkeeper.autoscale.decision import ControlDecision, TickResult
 from fleetkeeper.autoscale.gauges import gauges_of
@@ -93,7 +93,9 @@ def build_report(
         safe_limits_cause=_safe_limits_cause(decision),
         shed_tiers=_shed_tiers(decision),
         hung_pods=decision.signals.hung_pods,
-        open_pods=tuple(sorted(name for name, run in memory.open_engines.items() if run.is_long)),
+        open_pods=tuple(
+            sorted(name for name, run in memory.open_engines.items() if run.lasted(OPEN_ENGINE_S))
+        ),
         conditions=metrics_conditions(decision),
     )
     result = TickResult(replica_allocation, report, decision.events, gauges_of(decision, desired))
@@ -205,8 +207,7 @@ def _batching(decision: ControlDecision, memory: ControlMemory) -> BatchingRepor
 
 
 def _safe_limits_cause(decision: ControlDecision) -> str:
-    acts = decision.settings.breakers_act and not decision.breakers.control.is_closed
-    return decision.breakers.control.detail if acts else ""
+    return decision.breakers.control.detail if decision.state.keeps_safe_limits else ""
 
 
 def _shed_tiers(decision: ControlDecision) -> tuple[str, ...]:

@@ -33,13 +33,13 @@ from fleetkeeper.autoscale.rules.gates import gates_of, removal_blocker
 from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
 from fleetkeeper.autoscale.rules.need import need_of
 from fleetkeeper.autoscale.rules.objectives import judged_since
-from fleetkeeper.autoscale.rules.remedies import decide_memory_remedy, decide_replacements
+from fleetkeeper.autoscale.rules.remedies import decide_memory_remedy, pod_to_replace
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
 from fleetkeeper.autoscale.rules.scale_down import kept_for_surge, reads_asked_at
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.signals.backlog import known_backlog
 from fleetkeeper.autoscale.signals.observe import observe_service
-from fleetkeeper.autoscale.signals.open_engines import open_runs
+from fleetkeeper.autoscale.signals.reported_runs import open_runs
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.state import Breakers, TickState
 from fleetkeeper.autoscale.types import ControlInputs
@@ -94,7 +94,7 @@ def decide_service(
     )
 
     remedy = decide_memory_remedy(memory.remedy, settings, pods, inputs.out_of_memory_pods, now)
-    replacement = decide_replacements(
+    replacement = pod_to_replace(
         signals.long_hung_pods,
         memory.replaced_at,
         now,
@@ -102,7 +102,7 @@ def decide_service(
         paused=settings.paused,
     )
     fragmented = fragmentation_readings(signals_memory.tracks, inputs, now)
-    is_changing = remedy.valid or replacement.valid or memory.allocation_late_since is not None
+    is_changing = remedy.valid or bool(replacement) or memory.allocation_late_since is not None
     restart, fragmentation = decide_fragmentation_restart(
         with_readings(memory.fragmentation, fragmented),
         now,
@@ -138,8 +138,8 @@ def decide_service(
         limits_requests=requested,
         replicas=observed,
         remedy=remedy.value,
-        replaced_at=now if replacement.valid else memory.replaced_at,
-        replaced_pod=replacement.value[0] if replacement.valid else memory.replaced_pod,
+        replaced_at=now if replacement else memory.replaced_at,
+        replaced_pod=replacement or memory.replaced_pod,
         fragmentation=fragmentation,
         open_engines=open_runs(inputs, memory.open_engines, now, were_open=memory.were_open),
         # One tick with samples replaces what the status said.

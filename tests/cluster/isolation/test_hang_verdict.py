@@ -51,9 +51,7 @@ async def test_a_hung_pod_is_replaced_and_one_that_prometheus_alone_calls_hung_i
         "scaling": {"mode": "Advisory", "minReplicas": 2, "maxReplicas": 2},
     }
     engines.rate_per_s = {"hung": 4.0, "slandered": 4.0}
-    operator = (
-        await engines.operator(waits={"autoscale.signals.hangs.HANG_S": HANG_S}).start().leads()
-    )
+    operator = await engines.operator(waits={"autoscale.constants.HANG_S": HANG_S}).start().leads()
     for name in engines.rate_per_s:
         await world.create(service(name, **spec))
     await world.ready(*engines.rate_per_s)

@@ -142,7 +142,7 @@ async def test_engines_that_demand_nothing_are_reported_until_they_do(
         names = ("old", "new")
         engines.rate_per_s = dict.fromkeys(names, 4.0)
         engines.demand_grants = {"new"}
-        operator = engines.operator(waits={"autoscale.signals.open_engines.OPEN_ENGINE_S": 5.0})
+        operator = engines.operator(waits={"autoscale.constants.OPEN_ENGINE_S": 5.0})
         await operator.start(FLEETKEEPER_GRANT_JWKS_FILE=str(keys)).leads()
         for name in names:
             scaling = {"mode": "Advisory", "minReplicas": 1, "maxReplicas": 1}

@@ -34,14 +34,13 @@ def settled(settings: ControlSettings | None = None) -> tuple[ControlDecision, C
 def test_a_replaced_pod_is_one_entry() -> None:
     """A hung engine and a fragmented one: each with its pod and its reason."""
     decision, memory = settled()
-    hung: Pods = decide(("chat-0",), "EngineHung", "Pod chat-0 is hung")
-    both = replace(decision, replacement=hung, restart=FRAGMENTED)
+    both = replace(decision, replacement="chat-0", restart=FRAGMENTED)
     assert words(both, memory) == [
         "restart chat-0 (EngineHung)",
         "restart chat-1 (EngineFragmented)",
     ]
     assert [made.why for made in decisions_made(both, memory, memory)] == [
-        "Pod chat-0 is hung",
+        "Pod chat-0 has work but makes no progress and reports that it is hung: it is replaced",
         "41% is unused",
     ]
 

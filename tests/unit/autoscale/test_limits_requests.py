@@ -19,7 +19,7 @@ from fleetkeeper.autoscale.limits_requests import (
 )
 from fleetkeeper.autoscale.rules.remedies import (
     decide_memory_remedy,
-    decide_replacements,
+    pod_to_replace,
     remedy_in_force,
 )
 from fleetkeeper.autoscale.types import (
@@ -310,19 +310,17 @@ def test_a_remedy_ends_with_a_change_of_the_spec() -> None:
 @pytest.mark.parametrize(
     ("hung", "ago_s", "chosen", "chosen_after_a"),
     [
-        ((), 1e9, (), ()),
-        (("b", "a"), 1e9, ("a",), ("b",)),
-        (("a",), 119.0, (), ()),
-        (("a",), 120.0, ("a",), ("a",)),
+        ((), 1e9, "", ""),
+        (("b", "a"), 1e9, "a", "b"),
+        (("a",), 119.0, "", ""),
+        (("a",), 120.0, "a", "a"),
     ],
 )
 def test_hung_engines_are_replaced_one_at_a_time(
-    hung: tuple[str, ...],
-    ago_s: float,
-    chosen: tuple[str, ...],
-    chosen_after_a: tuple[str, ...],
+    hung: tuple[str, ...], ago_s: float, chosen: str, chosen_after_a: str
 ) -> None:
     """Two minutes apart, round-robin."""
-    assert decide_replacements(hung, NOW - ago_s, NOW).value == chosen
-    assert decide_replacements(hung, NOW - ago_s, NOW, last="a").value == chosen_after_a
-    assert decide_replacements(hung, NOW - ago_s, NOW, paused=True).value == ()
+    replaced = NOW - ago_s
+    assert pod_to_replace(hung, replaced, NOW, last="", paused=False) == chosen
+    assert pod_to_replace(hung, replaced, NOW, last="a", paused=False) == chosen_after_a
+    assert pod_to_replace(hung, replaced, NOW, last="", paused=True) == ""

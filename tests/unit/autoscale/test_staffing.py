@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetkeeper.autoscale.capacity.demand import Demand, smoothed
-from fleetkeeper.autoscale.capacity.staffing import needed_replicas
+from fleetkeeper.autoscale.capacity.demand import Demand, needed_replicas, smoothed
 from fleetkeeper.autoscale.capacity.supply import (
     ColdStart,
-    emptiest,
     measured_cold_start,
     supply_of,
 )
@@ -110,16 +108,3 @@ def test_cold_start_is_measured() -> None:
     cold = measured_cold_start(cold, (started(180, NOW + 10),))
     assert cold.seconds == pytest.approx(110)
     assert measured_cold_start(ColdStart(), (started(1e9, NOW),)).seconds == 1800
-
-
-def test_the_emptiest_goes_first() -> None:
-    """Not ready before ready, then the least running, then the youngest."""
-    pods = (
-        pod_view("busy"),
-        pod_view("idle"),
-        pod_view("idle-new", age_s=100),
-        pod_view("pending", ready=False),
-    )
-    running = [("busy", 30.0), ("idle", 1.0), ("idle-new", 1.0)]
-    assert emptiest(pods, running, 3) == ("pending", "idle-new", "idle")
-    assert emptiest(pods, running, 0) == ()

@@ -1,11 +1,11 @@
-"""The arrival rate to plan for: the mean of minutes, unless the last half minute is surely different."""
+"""The arrival rate to plan for, and the replicas that carry it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from fleetkeeper.autoscale.constants import DEMAND_TICKS, RATE_S, SIGMAS
+from fleetkeeper.autoscale.constants import DEMAND_TICKS, MAX_REPLICAS_NEEDED, RATE_S, SIGMAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +34,13 @@ def smoothed(demand: Demand, arrivals_per_s: float) -> Demand:
     chance = SIGMAS * math.sqrt(arrivals_per_s / RATE_S)
     mean = min(max(mean, arrivals_per_s - chance), arrivals_per_s + chance)
     return Demand(mean, demand.seen + 1)
+
+
+def needed_replicas(arrivals_per_s: float, carried_per_s: float) -> int:
+    """Return the arrivals divided by what a replica carries, rounded up; 0 if it is not known what it carries.
+
+    Example: 20 requests/s, and 8 carried by a replica: 20 / 8 = 2.5, so 3 replicas.
+    """
+    if carried_per_s <= 0:
+        return 0
+    return math.ceil(min(arrivals_per_s / carried_per_s, MAX_REPLICAS_NEEDED))

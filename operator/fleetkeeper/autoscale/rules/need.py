@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleetkeeper.api.status_enums import BreakerState
-from fleetkeeper.autoscale.capacity.staffing import needed_replicas
+from fleetkeeper.autoscale.capacity.demand import needed_replicas
 from fleetkeeper.autoscale.constants import DEMAND_TICKS, STANDARD_AFTER_BATCH_S
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory

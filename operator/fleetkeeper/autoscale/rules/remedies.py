@@ -61,31 +61,15 @@ def decide_memory_remedy(
     return decide(step, OUT_OF_MEMORY, f"pod {hit[0]} ran out of accelerator memory: {what}")
 
 
-def decide_replacements(
-    hung_pods: Sequence[str],
-    replaced_at: float,
-    now: float,
-    *,
-    last: str = "",
-    paused: bool = False,
-) -> Decision[tuple[str, ...]]:
-    """Decide which pod with a hung engine is replaced now: one at a time, two minutes apart.
+def pod_to_replace(
+    hung_pods: Sequence[str], replaced_at: float, now: float, *, last: str, paused: bool
+) -> str:
+    """Return the pod with a hung engine that is replaced now, if any: one at a time, two minutes apart.
 
     The supervisor in the pod restarts a hung engine first. This is for a pod that stays hung. Pods are
     chosen round-robin by name, starting after `last`, the previous choice: a pod that does not confirm
     that it is hung stays, and must not block the others. `paused` (spec.paused): no pod is replaced.
     """
-    if not hung_pods:
-        return no_change((), "NoHungEngine", "no engine reports that it is hung")
-    if paused:
-        why = f"pod {min(hung_pods)} is hung but not replaced because spec.paused is true"
-        return no_change((), "Paused", why)
-    if now - replaced_at < HUNG_EVERY_S:
-        return no_change(
-            (), "ReplacementRateLimited", f"the last pod was replaced {now - replaced_at:.0f} s ago"
-        )
-    chosen = min(hung_pods, key=lambda pod: (pod <= last, pod))
-    detail = (
-        f"Pod {chosen} has work but makes no progress and reports that it is hung: it is replaced"
-    )
-    return decide((chosen,), "EngineHung", detail)
+    if not hung_pods or paused or now - replaced_at < HUNG_EVERY_S:
+        return ""
+    return min(hung_pods, key=lambda pod: (pod <= last, pod))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fleetkeeper.autoscale.constants import FRAGMENTED_RATIO
-from fleetkeeper.autoscale.signals.hangs import HUNG
+from fleetkeeper.autoscale.signals.reported_runs import HUNG
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.common.values import Event
 

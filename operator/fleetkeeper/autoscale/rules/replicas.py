@@ -57,7 +57,7 @@ def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
 def _wanted_up(inputs: ControlInputs, need: Need, supply: Supply) -> tuple[int, str, str]:
     """Return the number of replicas that the signals require, reason and detail; 0 if none are required.
 
-    Without a trusted step-time model the staffing formula alone never scales up: only a missed
+    Without a trusted step-time model arrivals alone never scale up: only a missed
     objective does.
     """
     signals, settings = need.signals, inputs.settings

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from fleetkeeper.autoscale.constants import (
     COVERAGE_RATIO,
+    HANG_S,
     REFERENCE_DECAY,
     TOKENS_EWMA_S,
     WINDOW_S,
     WINDOWS_KEPT,
 )
 from fleetkeeper.autoscale.signals.fleet_sums import with_sums
-from fleetkeeper.autoscale.signals.hangs import hang_runs
 from fleetkeeper.autoscale.signals.pod_history import (
     PodTrack,
     accept,
@@ -27,6 +27,7 @@ from fleetkeeper.autoscale.signals.pod_history import (
     is_overdue,
     is_warmed_up,
 )
+from fleetkeeper.autoscale.signals.reported_runs import hang_runs
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.signals.service_signals import Signals, SignalsMemory, TokenUse
 from fleetkeeper.autoscale.signals.windows import Window, close_window
@@ -66,7 +67,7 @@ def observe_service(
         coverage=len(usable) / ready if ready else 0.0,
         ready_pods=ready,
         hung_pods=tuple(sorted(hangs)),
-        long_hung_pods=tuple(sorted([name for name, run in hangs.items() if run.is_long])),
+        long_hung_pods=tuple(sorted([name for name, run in hangs.items() if run.lasted(HANG_S)])),
         missing=tuple(sorted({n for t in known if t.newest for n in t.newest.missing})),
         windows=memory.windows,
         window=window,

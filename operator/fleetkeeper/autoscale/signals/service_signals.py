@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from fleetkeeper.autoscale.signals.hangs import HangRun
 from fleetkeeper.autoscale.signals.pod_history import PodTrack
+from fleetkeeper.autoscale.signals.reported_runs import Run
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges, Source
 from fleetkeeper.autoscale.signals.windows import Window
 from fleetkeeper.autoscale.types import Grade
@@ -35,7 +35,7 @@ class SignalsMemory:
     window_start: float = 0.0
     slowest_step_s: float = 0.0
     tokens: TokenUse = TokenUse()
-    hangs: Mapping[str, HangRun] = field(default_factory=lambda: MappingProxyType({}))
+    hangs: Mapping[str, Run] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
