@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from fleetkeeper.autoscale.capacity.supply import emptiest
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.samples import PodSample, Source
 from fleetkeeper.autoscale.types import LimitsRequest, PodView, PutOutcome
@@ -331,3 +330,13 @@ class Cluster:
                 engine.generation = float(put.generation)
             outcomes.append(PutOutcome(put.pod, put.generation, engine is not None and accepted))
         return tuple(outcomes)
+
+
+def emptiest(
+    pods: Sequence[PodView], running: Sequence[tuple[str, float]], count: int
+) -> tuple[str, ...]:
+    """Return the pods to remove first: not ready ones, then those that run least, then the newest."""
+    load = dict(running)
+    left = [pod for pod in pods if not pod.deleting]
+    left.sort(key=lambda pod: (pod.ready, load.get(pod.name, 0.0), -pod.created, pod.name))
+    return tuple(pod.name for pod in left[: max(0, count)])

@@ -9,9 +9,10 @@ from statistics import median
 import pytest
 
 from fleetkeeper.simulate.autoscalers import Hpa
-from fleetkeeper.simulate.cluster import Cluster, ColdStart
+from fleetkeeper.simulate.cluster import Cluster, ColdStart, emptiest
 from fleetkeeper.simulate.engine import H100_8B
 from fleetkeeper.simulate.requests import Request
+from tests.support.autoscale.control_cases import pod_view
 
 T = 1000.0
 
@@ -125,3 +126,16 @@ def test_the_hpa_tolerates_a_tenth_doubles_and_waits_five_minutes_to_go_down() -
     assert after(20.0, 90) == 30
     assert after(20.0, 360) == 30
     assert after(20.0, 391) == 2, "the last high recommendation is older than 300 s"
+
+
+def test_the_emptiest_goes_first() -> None:
+    """Not ready before ready, then the least running, then the youngest."""
+    pods = (
+        pod_view("busy"),
+        pod_view("idle"),
+        pod_view("idle-new", age_s=100),
+        pod_view("pending", ready=False),
+    )
+    running = [("busy", 30.0), ("idle", 1.0), ("idle-new", 1.0)]
+    assert emptiest(pods, running, 3) == ("pending", "idle-new", "idle")
+    assert emptiest(pods, running, 0) == ()

@@ -76,13 +76,3 @@ def supply_of(
         pending += not pod.ready
         hung += pod.name in hung_pods
     return Supply(ready, pending, overdue, hung)
-
-
-def emptiest(
-    pods: Sequence[PodView], running: Sequence[tuple[str, float]], count: int
-) -> tuple[str, ...]:
-    """Return the pods to remove first: not ready ones, then those that run least, then the newest."""
-    load = dict(running)
-    left = [pod for pod in pods if not pod.deleting]
-    left.sort(key=lambda pod: (pod.ready, load.get(pod.name, 0.0), -pod.created, pod.name))
-    return tuple(pod.name for pod in left[: max(0, count)])
