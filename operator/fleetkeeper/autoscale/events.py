@@ -98,8 +98,6 @@ def load_breaker_events(
 
     `acts` is False if the breaker only reports and engines keep admitting everything.
     """
-    if before is after:
-        return ()
     texts = _TIER_TEXTS if acts else _ADVISED_TEXTS
     events = []
     old = before.by_tier()

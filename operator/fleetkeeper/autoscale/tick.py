@@ -29,7 +29,7 @@ from fleetkeeper.autoscale.rules.fragmentation import (
     is_settled,
     with_readings,
 )
-from fleetkeeper.autoscale.rules.gates import gates_of, removal_blocker
+from fleetkeeper.autoscale.rules.gates import gates_of
 from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
 from fleetkeeper.autoscale.rules.need import need_of
 from fleetkeeper.autoscale.rules.objectives import judged_since
@@ -109,7 +109,7 @@ def decide_service(
         replicas=inputs.replicas,
         settled=not is_changing and is_settled(inputs, want.replicas),
         # Unlike for a scale-down, a breaker that only reports counts too.
-        blocker=removal_blocker(inputs, need, supply, breakers_closed=breakers.are_closed),
+        blocked=bool(gates.removal) or not breakers.are_closed,
     )
 
     decision = ControlDecision(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fleetkeeper.autoscale.capacity.supply import Supply
-from fleetkeeper.autoscale.rules.gates import Gates, removal_blocker
+from fleetkeeper.autoscale.rules.gates import Gates, objections
 from fleetkeeper.autoscale.rules.need import Need
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
@@ -67,8 +67,8 @@ def view(**changes: Any) -> View:
     supply = changed(Supply(ready=4))
     gates = changed(Gates())
     assert not changes
-    blocker = removal_blocker(inputs, need, supply, breakers_closed=gates.breakers_closed)
-    return View(inputs, need, supply, replace(gates, removal=blocker))
+    whys = objections(inputs, need, supply, breakers_closed=gates.breakers_closed)
+    return View(inputs, need, supply, replace(gates, removal=next(whys, "")))
 
 
 def decided(seen: View, memory: ReplicasMemory = OBSERVED) -> Decision[int]:

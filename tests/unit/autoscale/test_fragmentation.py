@@ -273,7 +273,7 @@ def test_each_restart_is_proven_alone_and_an_hour_after_the_last(
                 now,
                 replicas=1 if trouble == "alone" else 3,
                 settled=trouble != "changing",
-                blocker="busy" if trouble == "blocked" else "",
+                blocked=trouble == "blocked",
             )
             assert decision.valid is (bool(proven) and not trouble and now - restarted >= 3600.0)
             if decision.valid:

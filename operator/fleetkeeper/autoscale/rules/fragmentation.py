@@ -99,12 +99,12 @@ def is_settled(inputs: ControlInputs, recommended: int) -> bool:
 
 
 def decide_fragmentation_restart(
-    memory: FragmentationMemory, now: float, *, replicas: int, settled: bool, blocker: str
+    memory: FragmentationMemory, now: float, *, replicas: int, settled: bool, blocked: bool
 ) -> tuple[Decision[tuple[str, ...]], FragmentationMemory]:
     """Decide which replica, if any, is restarted now; return it and the new memory.
 
     It is the most fragmented of those above 30% in every sample for 10 minutes; of equals the first by
-    name. `blocker`: why a scale-down would not be safe, else empty.
+    name. `blocked`: a scale-down would not be safe.
     """
     due = {
         pod: run for pod, run in memory.runs.items() if run.last.time - run.since >= FRAGMENTED_S
@@ -114,12 +114,12 @@ def decide_fragmentation_restart(
     checks = {
         RestartReason.ONLY_REPLICA: replicas < 2,
         RestartReason.CHANGING: not settled,
-        RestartReason.BLOCKED: bool(blocker),
+        RestartReason.BLOCKED: blocked,
         RestartReason.RATE_LIMITED: now - memory.restarted < FRAGMENTED_EVERY_S,
     }
     for reason, applies in checks.items():
         if applies:
-            return no_change((), reason, blocker or reason.text), memory
+            return no_change((), reason, reason.text), memory
     pod = min(due, key=lambda name: (-due[name].last.ratio, name))
     since, last = due[pod]
     detail = (

@@ -25,7 +25,7 @@ class Gates:
     """What forbids to change the replicas."""
 
     removal: str = ""
-    """Why none may be removed; empty if nothing forbids it."""
+    """The first reason why none may be removed; empty if nothing forbids it."""
     breakers_closed: bool = True
     floor: int = 0
     """Number of replicas below which the control breaker allows no scale-down."""
@@ -42,7 +42,7 @@ def gates_of(state: TickState, need: Need, batch: BatchMemory, *, releases: bool
     if inputs.settings.breakers_act and state.breakers.control.state is BreakerState.OPEN:
         floor = max(inputs.replicas, inputs.settings.fallback_replicas or 0)
     return Gates(
-        removal_blocker(inputs, need, state.estimate.supply, breakers_closed=closed),
+        next(objections(inputs, need, state.estimate.supply, breakers_closed=closed), ""),
         closed,
         floor,
         raise_first=batch.replicas_wait_ticks > 0,
@@ -50,16 +50,10 @@ def gates_of(state: TickState, need: Need, batch: BatchMemory, *, releases: bool
     )
 
 
-def removal_blocker(
-    inputs: ControlInputs, need: Need, supply: Supply, *, breakers_closed: bool
-) -> str:
-    """Return the first reason why no replica may be removed; empty if nothing forbids it."""
-    return next(_objections(inputs, need, supply, breakers_closed=breakers_closed), "")
-
-
-def _objections(
+def objections(
     inputs: ControlInputs, need: Need, supply: Supply, *, breakers_closed: bool
 ) -> Iterator[str]:
+    """Yield why no replica may be removed."""
     if why := unread(need.signals):
         yield why
     if not breakers_closed:

@@ -193,7 +193,7 @@ def decide_load_breaker(
         and x <= BATCH_OPEN
         and signals.rates.preemptions <= BATCH_OPEN_PREEMPTIONS
     ):
-        return _calm(breaker)
+        return LoadBreaker()  # Counters and waiting times begin anew.
     clean = x < CLEAN
     views = (
         _realtime_view(signals, breaker, clean=clean),
@@ -230,14 +230,9 @@ def _ageing(breaker: LoadBreaker) -> LoadBreaker:
     Counts of ticks in a row restart. Aging signals are fresh again or lost within a minute.
     """
     if breaker.is_closed:
-        return _calm(breaker)
+        return LoadBreaker()
     tiers = (breaker.realtime, breaker.standard, breaker.batch)
-    return LoadBreaker(*(replace(tier, over=0) if tier.over else tier for tier in tiers))
-
-
-def _calm(breaker: LoadBreaker) -> LoadBreaker:
-    """Reset a closed breaker in a calm tick: its counters, and its waiting time to the shortest."""
-    return breaker if breaker == LoadBreaker() else LoadBreaker()
+    return LoadBreaker(*(replace(tier, over=0) for tier in tiers))
 
 
 def _enough(signals: Signals) -> bool:
