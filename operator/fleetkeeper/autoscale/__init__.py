@@ -5,7 +5,8 @@ A tick of one service, every 5 s (`tick.decide_service`):
 1. `signals`: samples of the pods become rates over 30 s, and windows of 10 s in which attainment is judged.
 2. `capacity`: the step-time model is refitted, and gives what one replica carries within both objectives.
 3. `rules`: the breakers, then the batch limits, then the replicas. Limits act within seconds, replicas within
-   minutes, so a missed objective first moves limits.
+   minutes, so a missed objective first moves limits. The rules for replicas read three values: what is asked
+   (`need.Need`), which pods serve (`supply.Supply`), and what forbids a removal (`scale_down.Gates`).
 4. `arbitrate`: the recommendations of all services become allocations within the GPU budget. A replica that only
    waits for the next surge yields to a service that the budget limits.
 5. `report`: what the status, the events and the metrics show.

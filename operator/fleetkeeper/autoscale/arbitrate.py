@@ -154,7 +154,8 @@ def arbitrate(
     for batch: realtime gets 3, batch keeps 1 and its allocation names the budget.
     """
     asked = sorted(wants, key=lambda want: want.key)
-    usage = Usage(budget, {**{want.key: _supplied(want) for want in asked}, **holdings})
+    supplied = {want.key: Holding(want.supplied * want.gpus_per_replica) for want in asked}
+    usage = Usage(budget, {**supplied, **holdings})
     granted = {want.key: Allocation(min(want.replicas, want.supplied)) for want in asked}
     growing = sorted((w for w in asked if w.replicas > granted[w.key].replicas), key=_urgency)
     for want in growing:
@@ -192,10 +193,6 @@ def _ask(
             most = max(able, key=lambda other: (other.kept * other.gpus_per_replica, other.key))
             granted[most.key] = replace(granted[most.key], releases=True)
         return
-
-
-def _supplied(want: Want) -> Holding:
-    return Holding(want.supplied * want.gpus_per_replica)
 
 
 def _urgency(want: Want) -> tuple[bool, int, float, ServiceKey]:

@@ -29,13 +29,12 @@ from fleetkeeper.autoscale.rules.fragmentation import (
     is_settled,
     with_readings,
 )
-from fleetkeeper.autoscale.rules.gates import gates_of
 from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
 from fleetkeeper.autoscale.rules.need import need_of
 from fleetkeeper.autoscale.rules.objectives import judged_since
 from fleetkeeper.autoscale.rules.remedies import decide_memory_remedy, pod_to_replace
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
-from fleetkeeper.autoscale.rules.scale_down import kept_for_surge, reads_asked_at
+from fleetkeeper.autoscale.rules.scale_down import gates_of, kept_for_surge, reads_asked_at
 from fleetkeeper.autoscale.rules.source_breaker import decide_source_breaker
 from fleetkeeper.autoscale.signals.backlog import known_backlog
 from fleetkeeper.autoscale.signals.observe import observe_service
@@ -74,7 +73,7 @@ def decide_service(
 
     allocation = memory.allocation or Allocation(inputs.replicas)
     need, supply = need_of(state, batch, now), estimate.supply
-    gates = gates_of(state, need, batch, releases=allocation.releases)
+    gates = gates_of(state, need, releases=allocation.releases)
     replicas, observed = decide_replicas(inputs, need, supply, gates, memory.replicas, now=now)
     asked_at = reads_asked_at(
         memory.asked_at, inputs, replicas, breakers.load, now, confirms=allocation.confirms

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fleetkeeper.autoscale.capacity.supply import Supply
-from fleetkeeper.autoscale.rules.gates import Gates, objections
 from fleetkeeper.autoscale.rules.need import Need
 from fleetkeeper.autoscale.rules.replicas import decide_replicas
-from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
+from fleetkeeper.autoscale.rules.scale_down import Gates, ReplicasMemory, objections
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, Decision, Grade

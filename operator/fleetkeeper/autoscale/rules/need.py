@@ -46,6 +46,8 @@ class Need:
     """True if requests wait too long or are refused, and not only by a short queue."""
     too_slow: bool = False
     """True if steps are too long although batch limits are at their floor."""
+    raise_first: bool = False
+    """True if batch limits were just raised, which may be enough."""
     deadline: DeadlineNeed | None = None
     """The replicas that the backlog requires (None: nothing is known)."""
 
@@ -73,6 +75,7 @@ def need_of(state: TickState, batch: BatchMemory, now: float) -> Need:
         waits=(is_broken or is_refused) and at_limit,
         wait_lasts=is_refused or (counts and wait_lasts(signals, state.settings)),
         too_slow=_is_slow_at_floor(state, batch),
+        raise_first=batch.replicas_wait_ticks > 0,
         deadline=deadline_need(state, carried_per_s, now),
     )
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from fleetkeeper.autoscale.capacity.supply import Supply
 from fleetkeeper.autoscale.constants import RECOMMENDATION_SLOTS, UP_SPAN_S, UP_STEP
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
-from fleetkeeper.autoscale.rules.gates import Gates
 from fleetkeeper.autoscale.rules.need import Need
 from fleetkeeper.autoscale.rules.objectives import wait_is_broken
 from fleetkeeper.autoscale.rules.scale_down import (
     RELEASED,
+    Gates,
     ReplicasMemory,
     bounded,
     scale_down,
@@ -38,10 +38,8 @@ def with_recommendation(
     ]
     last = max((w for s, w in memory.recommendations if s >= start), default=recommendation)
     since = now if memory.since is None else memory.since
-    recommendations = (*kept, (start, max(recommendation, last)))
-    if recommendations == memory.recommendations and since == memory.since:
-        return memory
-    return replace(memory, recommendations=recommendations, since=since)
+    newest = start, max(recommendation, last)
+    return replace(memory, recommendations=(*kept, newest), since=since)
 
 
 def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
@@ -57,8 +55,7 @@ def most_replicas_now(memory: ReplicasMemory, replicas: int, now: float) -> int:
 def _wanted_up(inputs: ControlInputs, need: Need, supply: Supply) -> tuple[int, str, str]:
     """Return the number of replicas that the signals require, reason and detail; 0 if none are required.
 
-    Without a trusted step-time model arrivals alone never scale up: only a missed
-    objective does.
+    Without a trusted step-time model arrivals alone never scale up: only a missed objective does.
     """
     signals, settings = need.signals, inputs.settings
     rates = f"{signals.arrivals_per_s:.1f} requests/s"
@@ -101,16 +98,12 @@ def _wanted_in_time(inputs: ControlInputs, need: Need, supply: Supply) -> tuple[
 
 
 def _up(
-    inputs: ControlInputs,
-    need: Need,
-    supply: Supply,
-    memory: ReplicasMemory,
-    now: float,
+    inputs: ControlInputs, need: Need, supply: Supply, memory: ReplicasMemory, now: float
 ) -> Decision[int] | None:
-    """Decide a scale-up; None if none is required."""
+    """Decide a scale-up; None if none is required, or batch limits were just raised."""
     replicas = inputs.replicas
     wanted, reason, detail = _wanted_in_time(inputs, need, supply)
-    if wanted <= 0:
+    if wanted <= 0 or need.raise_first:
         return None
     most = most_replicas_now(memory, replicas, now)
     target = bounded(min(wanted + supply.overdue, most), inputs.settings)
@@ -163,7 +156,7 @@ def decide_replicas(
     memory = with_recommendation(memory, recommendation, settings.scale_down_delay_s, now)
     recent_replicas = tuple(seen for seen in memory.recent_replicas if now - seen[0] < UP_SPAN_S)
     memory = replace(memory, recent_replicas=(*recent_replicas, (now, replicas)))
-    decision = None if gates.raise_first else _up(inputs, need, supply, memory, now)
+    decision = _up(inputs, need, supply, memory, now)
     memory = with_surge(inputs, need, gates, memory, now, raised=decision)
     if decision is not None:
         return decision, replace(memory, raised=now) if decision.valid else memory

@@ -1,31 +1,39 @@
-"""Scale-down of replicas, one step at a time: none that was needed lately, or is kept for the next surge.
+"""Scale-down of replicas: complete and fresh samples, closed breakers, an empty queue, enough capacity.
 
-Each requirement has a reason, and the first that fails is the decision's (`gates.py` has the others).
+It goes one step at a time, and not below what was needed lately or is kept for the next surge. Each
+requirement has a reason, and the first that fails is the decision's.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fleetkeeper.api.status_enums import BreakerState
+from fleetkeeper.autoscale.capacity.supply import Supply
 from fleetkeeper.autoscale.constants import (
     ASKED_KEPT_S,
+    CARRY_KV_RATIO,
+    CARRY_RATIO,
     DIRECT_WHOLE_S,
     DOWN_EVERY_REPLICA_S,
     DOWN_SHARE,
     SURGE_DELAYS,
 )
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
-from fleetkeeper.autoscale.rules.gates import Gates, unread
 from fleetkeeper.autoscale.rules.load_breaker import LoadBreaker
 from fleetkeeper.autoscale.rules.need import Need
+from fleetkeeper.autoscale.rules.objectives import wait_is_near
 from fleetkeeper.autoscale.signals.samples import Source
 from fleetkeeper.autoscale.signals.service_signals import Signals
+from fleetkeeper.autoscale.state import TickState
 from fleetkeeper.autoscale.types import (
     ControlInputs,
     ControlSettings,
     Decision,
+    Grade,
     decide,
     no_change,
 )
@@ -65,6 +73,76 @@ class ReplicasMemory:
     """Time at which a replica that was kept for a surge was last removed for another service."""
     missed: float = -math.inf
     """Time of the last scale-up soon after that."""
+
+
+# -- what forbids it ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """What forbids to remove a replica."""
+
+    removal: str = ""
+    """The first reason why none may be removed; empty if nothing forbids it."""
+    breakers_closed: bool = True
+    floor: int = 0
+    """Number of replicas below which the control breaker allows no scale-down."""
+    releases: bool = False
+    """True if another service needs a replica that this one keeps for the next surge."""
+
+
+def gates_of(state: TickState, need: Need, *, releases: bool) -> Gates:
+    """Return what forbids to remove a replica."""
+    inputs, closed = state.inputs, state.breakers_closed
+    floor = 0
+    if inputs.settings.breakers_act and state.breakers.control.state is BreakerState.OPEN:
+        floor = max(inputs.replicas, inputs.settings.fallback_replicas or 0)
+    return Gates(
+        next(objections(inputs, need, state.estimate.supply, breakers_closed=closed), ""),
+        closed,
+        floor,
+        releases=releases,
+    )
+
+
+def objections(
+    inputs: ControlInputs, need: Need, supply: Supply, *, breakers_closed: bool
+) -> Iterator[str]:
+    """Yield why no replica may be removed."""
+    if why := unread(need.signals):
+        yield why
+    if not breakers_closed:
+        yield "a circuit breaker is not closed"
+    starting = supply.pending + supply.overdue or inputs.replicas - supply.ready
+    if starting > 0:
+        yield "1 pod is starting" if starting == 1 else f"{starting} pods are starting"
+    if supply.hung:
+        yield f"{supply.hung} engines are hung"
+    if wait_is_near(need.signals, inputs.settings):
+        yield f"queue wait is {need.signals.queue_wait_s:.2f} s, above a quarter of its objective"
+    left = inputs.replicas - 1
+    if left >= 1 and not need.signals.idle:
+        yield from _overload(need, left)
+
+
+def unread(signals: Signals) -> str:
+    """Return which samples are missing or late; empty if every ready pod has fresh ones."""
+    if signals.grade is not Grade.FRESH:
+        return f"signals are {signals.grade.lower()}"
+    if signals.coverage < 1.0:
+        return f"only {signals.reporting_pods} of {signals.ready_pods} ready pods report"
+    count = signals.overdue_pods
+    return f"samples of {count} replicas are overdue" if count else ""
+
+
+def _overload(need: Need, left: int) -> Iterator[str]:
+    """Yield why so many replicas would not carry what runs."""
+    if need.capacity <= 0:
+        yield "the capacity of a replica is not known yet"
+    if need.signals.gauges.running / left > CARRY_RATIO * need.capacity:
+        yield f"{left} replicas would run above 85% of their capacity"
+    if need.signals.kv_ratio * (left + 1) / left > CARRY_KV_RATIO:
+        yield f"the KV cache of {left} replicas would be more than 80% full"
 
 
 # -- direct reads ---------------------------------------------------------------------------------
