@@ -128,11 +128,11 @@ def _causes(breaker: ControlBreaker, evidence: Evidence, now: float) -> Iterator
     since = max(breaker.ignore_before, now - DIRECTION_S)
     count = sum(1 for time in evidence.reversals if time > since)
     if count >= DIRECTION_CHANGES:
-        span = f"{DIRECTION_S / 60:.0f} minutes"
-        yield OSCILLATING, f"batch limits changed direction {count} times in {span}"
+        minutes = DIRECTION_S / 60
+        yield OSCILLATING, f"batch limits changed direction {count} times in {minutes:.0f} minutes"
     if evidence.worse is not None and evidence.worse.is_much:
-        points = f"{100 * evidence.worse.by:.1f} points"
-        yield "WorseAfterChange", f"SLO attainment fell {points} after a limit increase"
+        points = 100 * evidence.worse.by
+        yield "WorseAfterChange", f"SLO attainment fell {points:.1f} points after a limit increase"
     if evidence.model_off_windows >= MODEL_OFF_WINDOWS:
         yield "StepTimeModelInaccurate", "the step-time model is off by more than 50%"
 
