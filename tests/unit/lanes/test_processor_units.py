@@ -10,7 +10,7 @@ from tests.support.processor_units import LONGEST, TRIES, longest_turn, units_of
 
 
 class Processor:
-    """A processor whose clock a test moves: it takes one unit from one look at it to the next."""
+    """A processor whose clock a test moves: it takes one unit between two readings."""
 
     def __init__(self, unit_s: float = 0.0005) -> None:
         self.unit_s = unit_s
