@@ -99,10 +99,6 @@ MODEL_STEPS: Final = 200
 """Steps of a class that are needed before its fit is used."""
 MODEL_ERROR_RATIO: Final = 0.2
 """Upper bound for the standard error of a predicted batch time, as a ratio of the prediction."""
-MODEL_MOVE_RATIO: Final = 0.3
-"""An update that moves a term by more than this freezes tuning."""
-MODEL_FREEZE_S: Final = 60.0
-"""Time for which tuning waits after such an update."""
 MODEL_OFF_RATIO: Final = 0.5
 """The model is wrong if it is off by more than half of the measured mean."""
 MODEL_OFF_WINDOWS: Final = 5
@@ -143,8 +139,6 @@ NEAR_NOTCHES: Final = 2
 """Moves of at most so many notches follow the load: the control breaker counts larger ones only."""
 QUEUE_UP_FACTOR: Final = 1.25
 """Sequences up if requests wait, steps are short and KV cache is free: the batch is too small."""
-QUEUE_UP_TICKS: Final = 2
-"""Ticks after such a raise in which no scale-up is recommended."""
 USED_RATIO: Final = 0.5
 """Limits that are used by less than half are not raised."""
 FULL_RATIO: Final = 0.9
@@ -154,11 +148,9 @@ PREEMPTIONS_PER_S: Final = 0.1
 KV_HIGH_RATIO: Final = 0.92
 """Above this KV cache usage, preemptions are imminent."""
 KV_LOW_RATIO: Final = 0.85
-"""Below this KV cache usage, a cut is reverted step by step."""
+"""Below this KV cache usage, a larger batch may help a queue."""
 KV_CUT_FACTOR: Final = 0.8
 """Sequences after a cut, as a share of those that run."""
-KV_BACK_FACTOR: Final = 1.05
-"""A cut is reverted by 5% every 30 s."""
 FEED_FORWARD_RATIO: Final = 0.1
 """The target of sequences must move by more than a tenth before it is followed."""
 MODEL_CUT_FACTOR: Final = 0.5
@@ -242,8 +234,6 @@ BATCH_OPEN: Final = 0.9
 """Pressure above which batch opens: just before an objective is missed."""
 BATCH_OPEN_TICKS: Final = 2
 """Ticks in a row above it that open batch."""
-BATCH_OPEN_PREEMPTIONS: Final = 1.0
-"""Preemptions per second (all pods) above which batch opens at once."""
 STANDARD_OPEN: Final = 3.0
 """Pressure above which a share of the standard requests is shed."""
 STANDARD_OPEN_TICKS: Final = 3

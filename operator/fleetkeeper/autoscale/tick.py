@@ -79,7 +79,12 @@ def decide_service(
         memory.asked_at, inputs, replicas, breakers.load, now, confirms=allocation.confirms
     )
     lacks_since = lacking_since(
-        memory.lacks_since, inputs, allocation, now, recommended=replicas.value, needed=need.up
+        memory.lacks_since,
+        inputs,
+        allocation,
+        now,
+        recommended=replicas.value,
+        needed=need.needed or 0,
     )
     want = want_of(
         inputs,

@@ -49,7 +49,7 @@ def model_of_sums(windows: Iterable[Window]) -> StepModel:
     """Return the step-time model that the control loop learns from these windows, in their order."""
     model = StepModel()
     for window in windows:
-        model = learned(model, window, window.end)
+        model = learned(model, window)
     return model
 
 

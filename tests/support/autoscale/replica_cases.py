@@ -62,7 +62,7 @@ def view(**changes: Any) -> View:
         return replace(base, **own)
 
     inputs = changed(INPUTS)
-    need = changed(Need(signals(), 2, 2, 32.0, is_trusted=True))
+    need = changed(Need(signals(), 2, 32.0, is_trusted=True))
     supply = changed(Supply(ready=4))
     gates = changed(Gates())
     assert not changes
@@ -75,7 +75,7 @@ def decided(seen: View, memory: ReplicasMemory = OBSERVED) -> Decision[int]:
     return seen.decide(memory, NOW)[0]
 
 
-BROKEN = {"waits": True, "up": 6}
+BROKEN = {"waits": True, "needed": 6}
 
 
 WAITS = signals(queue_wait_s=1.9, waiting=12.0)

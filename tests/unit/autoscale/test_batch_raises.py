@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.autoscale.rules.batch.decide import decide_limits
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory, BatchView
 from fleetkeeper.autoscale.signals.samples import Gauges
@@ -77,11 +76,9 @@ def test_limits_rise_while_replicas_are_on_their_way(pending: int) -> None:
 
 @pytest.mark.promise("waits-larger-batches")
 def test_short_steps_and_a_full_batch_grow_by_a_quarter() -> None:
-    """W high, B low, KV low, R near M: the batch is too small; replicas wait two ticks."""
+    """W high, B low, KV low, R near M: the batch is too small."""
     view = BatchView(signals(queue_wait_s=0.8, batch_time_s=0.02), SETTINGS)
-    decision, memory = decide_limits(view, MEMORY, NOW)
-    assert decision.value == Limits(80, 2048)
-    assert memory.replicas_wait_ticks == 3
+    assert decided(view) == (Limits(80, 2048), "BatchTimeHeadroom")
 
 
 def test_a_batch_that_is_too_small_grows_while_requests_are_shed() -> None:

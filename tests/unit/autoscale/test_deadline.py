@@ -145,7 +145,6 @@ DUE = rfc3339.format(NOW + 3600)
         ("overdue pods give nothing", {"deadline": need(5), "ready": 4, "overdue": 1, "replicas": 5}, 6, BATCH_DEADLINE),
         ("users need as many", {**BROKEN, "signals": WAITS, "deadline": need(6)}, 6, "QueueWaitAboveTarget"),
         ("users need fewer", {**BROKEN, "signals": WAITS, "deadline": need(7)}, 7, BATCH_DEADLINE),
-        ("a raise of the batch may do", {"deadline": need(6), "raise_first": True}, 4, "Steady"),
         ("without a model", {"deadline": need(5), "is_trusted": False}, 5, BATCH_DEADLINE),
         ("the control breaker is open", {"deadline": need(6, adds=False)}, 4, "Steady"),
     ],
@@ -153,7 +152,7 @@ DUE = rfc3339.format(NOW + 3600)
 )  # fmt: skip
 def test_up(case: str, change: dict[str, Any], want: int, reason: str) -> None:
     """Each way up, and each reason not to. Four replicas are ready."""
-    decision = decided(view(down=4, **change), ReplicasMemory())
+    decision = decided(view(**{"needed": 4, **change}), ReplicasMemory())
     assert (decision.value, decision.reason) == (want, reason)
 
 
@@ -224,7 +223,7 @@ def test_replicas_for_a_deadline_are_as_urgent_as_batch() -> None:
         return want_of(seen.inputs, crowded, replicas, ReplicasMemory(), NOW, **calm).tier
 
     assert tier(decided(seen)) is Tier.BATCH
-    assert tier(decided(view(up=6))) is Tier.REALTIME
+    assert tier(decided(view(needed=6))) is Tier.REALTIME
 
 
 # -- a service, tick by tick -----------------------------------------------------------------------------
@@ -385,7 +384,7 @@ def test_the_bounds_hold_for_any_need(rows: list[Any], low: int, high: int) -> N
     for up, others, broken, closed, pending in rows:
         seen = view(
             settings=settings, replicas=count, ready=max(0, count - pending), pending=pending,
-            up=others, down=others, waits=broken,
+            needed=others, waits=broken,
             breakers_closed=closed,
         )  # fmt: skip
         plain, _ = seen.decide(memory, now)

@@ -127,12 +127,6 @@ def test_batch_opens_after_two_ticks() -> None:
     assert states == [CLOSED, CLOSED, CLOSED, OPEN]
 
 
-def test_preemptions_open_batch_at_once() -> None:
-    """More than one a second."""
-    assert played([0.2], preemptions=1.1)[0].batch.state is OPEN
-    assert played([0.2], preemptions=1.0)[0].batch.state is CLOSED
-
-
 def test_a_breaker_that_sees_nothing_closes() -> None:
     """Live traffic is not shed because a scrape failed."""
     current = played([4.0] * 14)[-1]

@@ -114,9 +114,7 @@ def fitted(truth: StepTime, windows: int = 40, seed: int = 1) -> StepModel:
     random, model = Random(seed), StepModel()
     for number in range(windows):
         load = 0.55 + 0.45 * math.sin(number / 4)
-        model = learned(
-            model, window_of(truth, random, load=load, number=number), 1010.0 + 10 * number
-        )
+        model = learned(model, window_of(truth, random, load=load, number=number))
     return model
 
 
@@ -136,7 +134,7 @@ def test_coefficients_are_never_negative(name: str) -> None:
     random, model = Random(7), StepModel()
     for number in range(30):
         window = window_of(CALIBRATED[name], random, noise=0.3, number=number)
-        model = learned(model, window, 1000.0)
+        model = learned(model, window)
         time = model.step_time
         assert min(time.t0_s, time.w_s, time.g_s, time.b_s, time.c_s) >= 0
 
@@ -144,9 +142,9 @@ def test_coefficients_are_never_negative(name: str) -> None:
 def test_model_is_known_after_200_steps_of_a_class() -> None:
     """Before that it is not used."""
     truth, random = CALIBRATED["8B on H100"], Random(1)
-    model = learned(StepModel(), window_of(truth, random, steps=300), 0.0)
+    model = learned(StepModel(), window_of(truth, random, steps=300))
     assert not model.knows_decode
-    model = learned(model, window_of(truth, random, steps=300), 0.0)
+    model = learned(model, window_of(truth, random, steps=300))
     assert model.knows_decode
 
 
@@ -187,11 +185,11 @@ def test_an_outlier_is_refused_and_a_lasting_change_is_learned() -> None:
         *(3 * value for value in (truth.t0_s, truth.w_s, truth.g_s, truth.b_s, truth.c_s))
     )
     model, random = fitted(truth), Random(5)
-    once = learned(model, window_of(slow, random), 0.0)
+    once = learned(model, window_of(slow, random))
     assert once.decode.coefficients == model.decode.coefficients
     assert once.decode.refused == 1
     for _ in range(12):
-        model = learned(model, window_of(slow, random), 0.0)
+        model = learned(model, window_of(slow, random))
     assert model.step_time.batch_time_s(0, 64, 64_000) == pytest.approx(
         slow.batch_time_s(0, 64, 64_000), rel=0.15
     )
@@ -205,7 +203,7 @@ def test_a_model_that_misses_by_half_is_counted() -> None:
     )
     model, random = fitted(truth), Random(5)
     for _ in range(MODEL_OFF_WINDOWS):
-        model = learned(model, window_of(slow, random), 0.0)
+        model = learned(model, window_of(slow, random))
     assert model.off_windows >= MODEL_OFF_WINDOWS
 
 
@@ -217,30 +215,15 @@ def test_a_model_learned_from_warm_up_steps_is_doubted_not_called_off() -> None:
     )
     model, random, doubted = StepModel(), Random(5), 0
     for number in range(3):
-        model = learned(model, window_of(warm_up, random, number=number), 0.0)
+        model = learned(model, window_of(warm_up, random, number=number))
     for number in range(3, 30):
         load = 0.55 + 0.45 * math.sin(number / 4)
-        model = learned(model, window_of(truth, random, load=load, number=number), 0.0)
+        model = learned(model, window_of(truth, random, load=load, number=number))
         doubted += model.is_doubted
         assert model.off_windows == 0
     assert doubted >= MODEL_OFF_WINDOWS
     assert model.is_proven
     assert not model.is_doubted
-
-
-def test_a_jump_of_the_fit_freezes_tuning_for_a_minute() -> None:
-    """A refit that moves a term by more than 30%."""
-    truth = CALIBRATED["8B on H100"]
-    slow = StepTime(
-        *(3 * value for value in (truth.t0_s, truth.w_s, truth.g_s, truth.b_s, truth.c_s))
-    )
-    model, random = fitted(truth), Random(5)
-    frozen = []
-    for number in range(12):
-        now = 2000.0 + 10 * number
-        model = learned(model, window_of(slow, random), now)
-        frozen.append(model.frozen_until - now)
-    assert max(frozen) == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(
@@ -345,14 +328,6 @@ def test_targets_lie_within_bounds(name: str) -> None:
     assert targets.carried_per_s > 0
 
 
-def test_a_model_is_not_followed_after_a_jump_nor_while_it_misses() -> None:
-    """Right again, and the jump a minute ago, it is."""
-    model = fitted(CALIBRATED["8B on H100"])
-    assert not replace(model, frozen_until=100.0).may_be_followed(99.9)
-    assert not replace(model, frozen_until=100.0, missed=True).may_be_followed(100.0)
-    assert replace(model, frozen_until=100.0, missed=False).may_be_followed(100.0)
-
-
 def test_no_targets_without_a_model_or_requests() -> None:
     """Then it is measured AIMD."""
     assert decide_targets(StepModel(), signals_of(), ControlSettings()) is None
@@ -371,9 +346,9 @@ def test_no_targets_where_no_batch_is_small_enough() -> None:
 def test_an_uncertain_model_gives_no_targets() -> None:
     """One load only, and the capacity lies far from it: the condition limit refuses."""
     random, model = Random(1), StepModel()
-    for number in range(10):
+    for _window in range(10):
         rows = [(0.0, 4.0, 2000.0, 0.007 * math.exp(random.gauss(0, 0.05))) for _ in range(100)]
-        model = learned(model, Window(0, 10, decode=sums_of(rows)), 10.0 * number)
+        model = learned(model, Window(0, 10, decode=sums_of(rows)))
     assert model.knows_decode
     assert not model.is_certain_at(200, 200_000)
     assert decide_targets(model, signals_of(), ControlSettings()) is None

@@ -44,65 +44,64 @@ def test_up_by_four_or_double_in_15_seconds(
         ("broken, batch at its limit", {**BROKEN, "signals": WAITS}, 6, "QueueWaitAboveTarget"),
         (
             "broken for a short time, these carry it",
-            {**BROKEN, "up": 2, "signals": WAITS},
+            {**BROKEN, "needed": 2, "signals": WAITS},
             4,
             "Steady",
         ),
         (
             "broken for a minute, whatever is needed: one more",
-            {**BROKEN, "up": 2, "wait_lasts": True, "signals": WAITS},
+            {**BROKEN, "needed": 2, "wait_lasts": True, "signals": WAITS},
             5,
             "QueueWaitAboveTarget",
         ),
         (
             "broken for a short time, little needed, no model",
-            {**BROKEN, "up": 2, "is_trusted": False, "signals": WAITS},
+            {**BROKEN, "needed": 2, "is_trusted": False, "signals": WAITS},
             4,
             "Steady",
         ),
         (
             "broken, batch has room",
-            {**BROKEN, "waits": False, "up": 2},
+            {**BROKEN, "waits": False, "needed": 2},
             4,
             "Steady",
         ),
-        ("forecast", {"up": 6}, 6, "LoadForecast"),
-        ("forecast without a model", {"up": 6, "is_trusted": False}, 4, "Steady"),
-        ("a raise of the batch may do", {**BROKEN, "raise_first": True}, 4, "Steady"),
-        ("supply is coming", {**BROKEN, "up": 4, "ready": 3, "pending": 1}, 4, "Steady"),
+        ("forecast", {"needed": 6}, 6, "LoadForecast"),
+        ("forecast without a model", {"needed": 6, "is_trusted": False}, 4, "Steady"),
+        ("supply is coming", {**BROKEN, "needed": 4, "ready": 3, "pending": 1}, 4, "Steady"),
         (
             "more than is coming",
-            {**BROKEN, "up": 6, "ready": 3, "pending": 1},
+            {**BROKEN, "needed": 6, "ready": 3, "pending": 1},
             6,
             "QueueWaitAboveTarget",
         ),
         (
             "more than is coming, no model",
-            {**BROKEN, "up": 6, "ready": 3, "pending": 1, "is_trusted": False},
+            {**BROKEN, "needed": 6, "ready": 3, "pending": 1, "is_trusted": False},
             6,
             "QueueWaitAboveTarget",
         ),
         (
             "overdue does not count",
-            {"up": 5, "ready": 3, "overdue": 1, "replicas": 4},
+            {"needed": 5, "ready": 3, "overdue": 1, "replicas": 4},
             6,
             "LoadForecast",
         ),
         ("at the floor and slow", {"too_slow": True}, 5, "MinimumBatchTooSlow"),
         (
             "never above max",
-            {**BROKEN, "up": 90, "replicas": 9, "ready": 9},
+            {**BROKEN, "needed": 90, "replicas": 9, "ready": 9},
             10,
             "QueueWaitAboveTarget",
         ),
-        ("at most double", {**BROKEN, "up": 90}, 8, "QueueWaitAboveTarget"),
-        ("hung engines are not supply", {"up": 4, "hung": 1}, 4, "Steady"),
+        ("at most double", {**BROKEN, "needed": 90}, 8, "QueueWaitAboveTarget"),
+        ("hung engines are not supply", {"needed": 4, "hung": 1}, 4, "Steady"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_up(case: str, change: dict[str, object], want: int, reason: str) -> None:
     """Each way up, and each reason not to."""
-    decision = decided(view(down=4, **change), ReplicasMemory())
+    decision = decided(view(**{"needed": 4, **change}), ReplicasMemory())
     assert decision.value == want
     if want > 4:
         assert decision.reason == reason
@@ -131,7 +130,7 @@ def test_a_pin_wins(pinned: int, live: int) -> None:
 def test_bounds_are_kept_also_without_signals(live: int, low: int, high: int, want: int) -> None:
     """Below the minimum at once; above the maximum once something is known."""
     settings = ControlSettings(min_replicas=low, max_replicas=high)
-    seen = view(settings=settings, replicas=live, ready=live, up=live, down=live)
+    seen = view(settings=settings, replicas=live, ready=live, needed=live)
     assert decided(seen).value == want
 
 
@@ -139,7 +138,6 @@ def test_bounds_are_kept_also_without_signals(live: int, low: int, high: int, wa
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 40),
             st.integers(0, 40),
             st.booleans(),
             st.booleans(),
@@ -160,14 +158,13 @@ def test_replicas_stay_in_bounds_and_go_down_slowly(rows: list[tuple], low: int,
     settings = ControlSettings(min_replicas=low, max_replicas=high, scale_down_delay_s=60.0)
     memory, now, count = ReplicasMemory(), NOW, low
     lowered: list[float] = []
-    for up, down, broken, at_limit, grade, pending, coverage, lasts in rows:
+    for needed, broken, at_limit, grade, pending, coverage, lasts in rows:
         seen = view(
             settings=settings,
             replicas=count,
             ready=max(0, count - pending),
             pending=pending,
-            up=up,
-            down=down,
+            needed=needed,
             waits=broken and at_limit,
             wait_lasts=lasts,
             signals=signals(grade=grade, coverage=1.0 if coverage > 0.3 else coverage),

@@ -79,8 +79,8 @@ OBJECTIONS = [
     ("n-1 would be too full", {"signals": signals(gauges=Gauges(running=0.86 * 3 * 32))}),
     ("n-1 would fill the cache", {"signals": signals(kv_ratio=0.61)}),
     ("capacity not known", {"capacity": 0.0}),
-    ("need not known", {"down": None, "up": 0}),
-    ("more is needed", {"down": 4}),
+    ("need not known", {"needed": None}),
+    ("more is needed", {"needed": 4}),
     ("floor of the breaker", {"floor": 4}),
 ]
 
@@ -171,8 +171,7 @@ def test_idle_goes_to_the_minimum_one_by_one() -> None:
             signals=replace(idle, ready_pods=count, reporting_pods=count),
             replicas=count,
             ready=count,
-            up=0,
-            down=0,
+            needed=0,
         )
         decision, memory = inputs.decide(memory, now)
         if decision.value != count:
@@ -224,7 +223,7 @@ def test_what_was_seen_while_prometheus_was_missed_lowers_nothing_when_it_is_bac
 
 DELAY = replace(SETTINGS, scale_down_delay_s=60.0)
 
-WAITED = {**BROKEN, "down": 6, "wait_lasts": True, "signals": WAITS}
+WAITED = {**BROKEN, "needed": 6, "wait_lasts": True, "signals": WAITS}
 """Four replicas, six are needed, and requests have waited too long for a minute."""
 
 
@@ -264,9 +263,9 @@ def test_only_a_lasting_wait_is_a_surge(change: dict[str, object]) -> None:
 def test_a_surge_that_goes_on_is_kept_for_longer() -> None:
     """The four delays begin when fewer replicas are needed. A smaller surge does not lower the number."""
     memory = replace(OBSERVED, surge=Surge(6, NOW))
-    same = _four(up=6, down=6, replicas=6, ready=6)
+    same = _four(needed=6, replicas=6, ready=6)
     assert same.decide(memory, NOW + 200)[1].surge == Surge(6, NOW + 200)
-    smaller = _four(**{**WAITED, "up": 4, "down": 4})
+    smaller = _four(**{**WAITED, "needed": 4})
     assert smaller.decide(memory, NOW + 200)[1].surge == Surge(6, NOW + 200)
     assert smaller.decide(memory, NOW + 240)[1].surge == Surge(5, NOW + 240)
 
@@ -274,12 +273,12 @@ def test_a_surge_that_goes_on_is_kept_for_longer() -> None:
 def test_a_scale_down_that_was_taken_back_is_not_repeated_soon() -> None:
     """One replica went, and the load needs it again: it stays for four delays."""
     lowered = replace(OBSERVED, lowered=NOW - 100)
-    decision, memory = _four(up=5, down=5).decide(lowered, NOW)
+    decision, memory = _four(needed=5).decide(lowered, NOW)
     assert decision.value == 5
     assert memory.surge == Surge(5, NOW)
     long_ago = replace(OBSERVED, lowered=NOW - 240)
-    assert _four(up=5, down=5).decide(long_ago, NOW)[1].surge is None
-    blocked = _four(up=5, down=5, scale_up_blocked="no replica is ready")
+    assert _four(needed=5).decide(long_ago, NOW)[1].surge is None
+    blocked = _four(needed=5, scale_up_blocked="no replica is ready")
     assert blocked.decide(lowered, NOW)[1].surge is None
 
 
@@ -339,7 +338,7 @@ def test_what_is_kept_is_what_only_the_surge_holds() -> None:
         return kept_for_surge(seen.inputs, seen.gates, memory, NOW)
 
     assert kept(view()) == 2
-    assert kept(view(down=3), view(down=3).decide(KEPT, NOW)[1]) == 1
+    assert kept(view(needed=3), view(needed=3).decide(KEPT, NOW)[1]) == 1
     assert kept(view(), OBSERVED) == 0
     assert kept(view(), replace(KEPT, since=NOW - 599)) == 0
     assert kept(view(signals=signals(queue_wait_s=0.13))) == 0

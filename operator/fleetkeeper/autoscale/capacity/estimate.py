@@ -42,7 +42,7 @@ def updated_estimate(
     """
     model, targets, demand = before.model, before.targets, before.demand
     if signals.window is not None:
-        model = learned(model, signals.window, now)
+        model = learned(model, signals.window)
         found = decide_targets(model, signals, inputs.settings)
         targets = targets if found is None and signals.served_per_s == 0 else found
     if signals.grade is Grade.FRESH and signals.coverage >= 1.0:

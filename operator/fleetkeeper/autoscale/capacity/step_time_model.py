@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from fleetkeeper.autoscale.capacity.least_squares import Fit, Matrix, Vector, unknown_fit, updated
 from fleetkeeper.autoscale.constants import (
     MODEL_ERROR_RATIO,
-    MODEL_FREEZE_S,
-    MODEL_MOVE_RATIO,
     MODEL_OFF_RATIO,
     MODEL_PROVEN_WINDOWS,
     MODEL_STEPS,
@@ -70,8 +68,6 @@ class StepModel:
     """Fit of (t0, g)."""
     off_windows: int = 0
     """Consecutive windows in which a proven model was off by more than half."""
-    frozen_until: float = 0.0
-    """Time until which tuning waits after a jump."""
     right_windows: int = 0
     """Consecutive windows in which the model was right, up to the number that proves it. A proven
     model stays proven."""
@@ -87,10 +83,6 @@ class StepModel:
     def is_doubted(self) -> bool:
         """Return whether it must not be used: it is wrong now and was never proven."""
         return self.missed and not self.is_proven
-
-    def may_be_followed(self, now: float) -> bool:
-        """Return whether limits may follow it: not shortly after a jump, nor while it is off by half."""
-        return now >= self.frozen_until and not self.missed
 
     @property
     def knows_decode(self) -> bool:
@@ -122,10 +114,9 @@ class StepModel:
         return expected > 0.0 and error <= MODEL_ERROR_RATIO * expected
 
 
-def learned(model: StepModel, window: Window, now: float) -> StepModel:
+def learned(model: StepModel, window: Window) -> StepModel:
     """Return the model after the steps of one window."""
     missed: list[tuple[float, float]] = []
-    before = model
     if window.decode.steps >= 1:
         decode, relative = _learn_decode(model.decode, window.decode)
         if model.knows_decode:
@@ -140,8 +131,6 @@ def learned(model: StepModel, window: Window, now: float) -> StepModel:
         steps = sum(n for n, _ in missed)
         off = sum(n * relative for n, relative in missed) / steps > MODEL_OFF_RATIO
         model = _fared(model, off=off)
-    if before.knows_decode and _jumped(before, model, window):
-        model = replace(model, frozen_until=now + MODEL_FREEZE_S)
     return model
 
 
@@ -193,20 +182,3 @@ def _learn_prefill(model: StepModel, sums: StepSums) -> tuple[Fit, float]:
     scaled = tokens / TOKENS
     sxx: Matrix = ((sums.steps, scaled), (scaled, tokens_tokens / TOKENS**2))
     return updated(model.prefill, sums.steps, sxx, (rest, rest_tokens / TOKENS), rest_rest)
-
-
-def _jumped(before: StepModel, after: StepModel, window: Window) -> bool:
-    """Return whether a term of the model, at this window's mean step, moved by more than 30%.
-
-    Terms below a tenth of the batch time have no visible effect and are left out.
-    """
-    steps = window.decode.steps
-    if steps < 1:
-        return False
-    at = (1.0, window.decode.sequences / steps / SEQUENCES, window.decode.kv / steps / KV)
-    total = max(before.decode.predict(at), 1e-9)
-    for old, new, x in zip(before.decode.coefficients, after.decode.coefficients, at, strict=True):
-        moved, was = abs(new - old) * x, max(old, new) * x
-        if was > 0.1 * total and moved > MODEL_MOVE_RATIO * was:
-            return True
-    return False

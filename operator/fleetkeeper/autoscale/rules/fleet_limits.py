@@ -28,7 +28,7 @@ from fleetkeeper.autoscale.types import (
 )
 
 
-def batch_view(state: TickState, now: float) -> BatchView:
+def batch_view(state: TickState) -> BatchView:
     """Return the inputs of the batch rules. Overdue pods do not count as pending here."""
     return BatchView(
         signals=state.signals,
@@ -37,7 +37,7 @@ def batch_view(state: TickState, now: float) -> BatchView:
         pending=state.estimate.supply.pending,
         may_raise=not state.keeps_safe_limits,
         gated=state.settings.breakers_act and not state.breakers.load.is_closed,
-        model_frozen=not state.estimate.model.may_be_followed(now),
+        model_missed=state.estimate.model.missed,
     )
 
 
@@ -103,7 +103,7 @@ def decide_fleet_limits(
         is_good = judge_canary(canary, state.signals.windows, now)
         if is_good is not None:
             memory, canary = concluded(memory, canary, now, is_good=is_good), None
-    view = batch_view(state, now)
+    view = batch_view(state)
     if canary is not None:
         view = replace(view, may_raise=False)
     before = memory.limits

@@ -22,7 +22,6 @@ from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.constants import (
     ADMIT_STEP,
     BATCH_OPEN,
-    BATCH_OPEN_PREEMPTIONS,
     BATCH_OPEN_TICKS,
     CLEAN,
     CLEAN_TICKS,
@@ -188,11 +187,7 @@ def decide_load_breaker(
         return _ageing(breaker)
     x = pressure(signals, settings, capacity)
     enough = _enough(signals)
-    if (
-        breaker.is_closed
-        and x <= BATCH_OPEN
-        and signals.rates.preemptions <= BATCH_OPEN_PREEMPTIONS
-    ):
+    if breaker.is_closed and x <= BATCH_OPEN:
         return LoadBreaker()  # Counters and waiting times begin anew.
     clean = x < CLEAN
     views = (
@@ -246,11 +241,10 @@ def _batch_view(
     signals: Signals, settings: ControlSettings, x: float, *, enough: bool, clean: bool
 ) -> _TierView:
     rates = signals.rates
-    at_once = rates.preemptions > BATCH_OPEN_PREEMPTIONS
     has_requests = rates.arrivals_batch + rates.wait_count_batch + signals.gauges.waiting_batch > 0
     return _TierView(
-        over=has_requests and ((x > BATCH_OPEN and enough) or at_once),
-        ticks=1 if at_once else BATCH_OPEN_TICKS,
+        over=has_requests and x > BATCH_OPEN and enough,
+        ticks=BATCH_OPEN_TICKS,
         clean=clean,
         open_admit=settings.batch_floor_ratio,
         why=f"pressure {x:.2f} above {BATCH_OPEN}",

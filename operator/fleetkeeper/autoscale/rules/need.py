@@ -32,10 +32,8 @@ class Need:
 
     signals: Signals
     """The measurements. While a backlog is known, only `deadline` includes tier batch."""
-    up: int = 0
-    """Replicas that the arrivals need if pods that do not report are idle; 0: unknown."""
-    down: int | None = None
-    """Replicas that they need if such pods are full; None: unknown."""
+    needed: int | None = None
+    """Replicas that the arrivals need; None: unknown."""
     capacity: float = 0.0
     """Sequences that a replica can run within the objectives."""
     is_trusted: bool = False
@@ -46,8 +44,6 @@ class Need:
     """True if requests wait too long or are refused, and not only by a short queue."""
     too_slow: bool = False
     """True if steps are too long although batch limits are at their floor."""
-    raise_first: bool = False
-    """True if batch limits were just raised, which may be enough."""
     deadline: DeadlineNeed | None = None
     """The replicas that the backlog requires (None: nothing is known)."""
 
@@ -56,7 +52,6 @@ def need_of(state: TickState, batch: BatchMemory, now: float) -> Need:
     """Return what is asked of the replicas under the limits of `batch`."""
     signals, estimate = state.planned, state.estimate
     carried_per_s = _carried_per_s(state)
-    up, down = _needed(state, carried_per_s)
     is_trusted = estimate.targets is not None and estimate.demand.seen >= DEMAND_TICKS
     counts = signals.known and not _batch_yields_first(state, now)
     is_broken = counts and wait_is_broken(signals, state.settings)
@@ -65,17 +60,15 @@ def need_of(state: TickState, batch: BatchMemory, now: float) -> Need:
     is_refused = not is_trusted and (
         (counts and _queue_is_full(state)) or (is_broken and _sheds_batch(state))
     )
-    at_limit = not step_up_possible(batch_view(state, now), batch)
+    at_limit = not step_up_possible(batch_view(state), batch)
     return Need(
         signals,
-        up,
-        down,
+        _needed(state, carried_per_s),
         estimate.capacity,
         is_trusted,
         waits=(is_broken or is_refused) and at_limit,
         wait_lasts=is_refused or (counts and wait_lasts(signals, state.settings)),
         too_slow=_is_slow_at_floor(state, batch),
-        raise_first=batch.replicas_wait_ticks > 0,
         deadline=deadline_need(state, carried_per_s, now),
     )
 
@@ -134,15 +127,8 @@ def _carried_per_s(state: TickState) -> float:
     return estimate.capacity / measured_s if measured_s else 0.0
 
 
-def _needed(state: TickState, carried_per_s: float) -> tuple[int, int | None]:
-    """Return the replicas needed, counting pods that do not report as idle (up) and as full (down)."""
-    signals, estimate = state.planned, state.estimate
-    if not signals.known or estimate.capacity <= 0:
-        return 0, None
-    silent = max(0, signals.ready_pods - signals.reporting_pods)
-    up = needed_replicas(estimate.demand.per_s, carried_per_s)
-    down = needed_replicas(estimate.demand.per_s + silent * carried_per_s, carried_per_s)
-    if estimate.targets is None and not signals.idle:
-        by_running = -int(-signals.gauges.running // max(estimate.capacity, 1.0))
-        down = max(down, by_running, 1)
-    return up, down
+def _needed(state: TickState, carried_per_s: float) -> int | None:
+    """Return the replicas that the arrivals need; None if unknown."""
+    if not state.planned.known or state.estimate.capacity <= 0:
+        return None
+    return needed_replicas(state.estimate.demand.per_s, carried_per_s)

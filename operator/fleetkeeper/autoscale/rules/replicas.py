@@ -58,10 +58,11 @@ def _wanted_up(inputs: ControlInputs, need: Need, supply: Supply) -> tuple[int, 
     Without a trusted step-time model arrivals alone never scale up: only a missed objective does.
     """
     signals, settings = need.signals, inputs.settings
+    needed = need.needed or 0
     rates = f"{signals.arrivals_per_s:.1f} requests/s"
     if need.too_slow:
         return (
-            max(need.up, inputs.replicas + 1),
+            max(needed, inputs.replicas + 1),
             "MinimumBatchTooSlow",
             (
                 f"batch time is {signals.batch_time_s * 1e3:.0f} ms (objective "
@@ -69,19 +70,19 @@ def _wanted_up(inputs: ControlInputs, need: Need, supply: Supply) -> tuple[int, 
             ),
         )
     # If the model says that these replicas carry the load, a short queue drains by itself.
-    if need.waits and (supply.pending or need.up > supply.serving or need.wait_lasts):
+    if need.waits and (supply.pending or needed > supply.serving or need.wait_lasts):
         against = f"queue wait is {signals.queue_wait_s:.1f} s (objective {settings.queue_wait_objective_s:g} s)"
         if not wait_is_broken(signals, settings):
             against = f"of {rates}, {signals.served_per_s:.1f} are served"
         if supply.pending:
-            return need.up, "QueueWaitAboveTarget", against
-        more = max(need.up, supply.serving + 1)
+            return needed, "QueueWaitAboveTarget", against
+        more = max(needed, supply.serving + 1)
         return more, "QueueWaitAboveTarget", f"{against}, and batch limits cannot be raised"
-    if need.is_trusted and need.up > supply.serving:
+    if need.is_trusted and needed > supply.serving:
         return (
-            need.up,
+            needed,
             "LoadForecast",
-            f"{rates} need {need.up} replicas, which carry up to {need.capacity:.0f} sequences each",
+            f"{rates} need {needed} replicas, which carry up to {need.capacity:.0f} sequences each",
         )
     return 0, "", ""
 
@@ -103,7 +104,7 @@ def _up(
     """Decide a scale-up; None if none is required, or batch limits were just raised."""
     replicas = inputs.replicas
     wanted, reason, detail = _wanted_in_time(inputs, need, supply)
-    if wanted <= 0 or need.raise_first:
+    if wanted <= 0:
         return None
     most = most_replicas_now(memory, replicas, now)
     target = bounded(min(wanted + supply.overdue, most), inputs.settings)
@@ -147,12 +148,12 @@ def decide_replicas(
         return no_change(
             replicas, "SignalsStale", "no fresh samples, so the replica count is unchanged"
         ), memory
-    # While Prometheus is lost nothing is lowered, and its return does not lower on what was seen then.
-    is_believed = signals.grade is Grade.FRESH and not inputs.prometheus_lost
+    # While Prometheus is lost or a pod does not report nothing is lowered, nor later on what was seen then.
+    is_whole = signals.grade is Grade.FRESH and signals.coverage >= 1.0
     recommendation = replicas
-    if is_believed and need.down is not None:
+    if is_whole and not inputs.prometheus_lost and need.needed is not None:
         in_time = need.deadline.down if need.deadline is not None else 0
-        recommendation = max(need.down, gates.floor, in_time)
+        recommendation = max(need.needed, gates.floor, in_time)
     memory = with_recommendation(memory, recommendation, settings.scale_down_delay_s, now)
     recent_replicas = tuple(seen for seen in memory.recent_replicas if now - seen[0] < UP_SPAN_S)
     memory = replace(memory, recent_replicas=(*recent_replicas, (now, replicas)))

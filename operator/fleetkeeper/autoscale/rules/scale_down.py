@@ -233,7 +233,7 @@ def with_surge(
             needed = raised.value
     elif need.wait_lasts:
         needed = inputs.replicas
-    if needed == 0 and not 0 < kept <= (need.down or 0):
+    if needed == 0 and not 0 < kept <= (need.needed or 0):
         return memory
     return replace(memory, surge=Surge(max(kept, needed), now))
 

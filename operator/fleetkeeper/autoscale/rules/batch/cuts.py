@@ -51,7 +51,7 @@ def relieve_kv(view: BatchView, memory: BatchMemory, limits: Limits, now: float)
         replace(limits, sequences=sequences),
         "KVCachePressure",
         f"KV cache is {signals.kv_ratio_max:.0%} full, with {signals.preemptions_per_pod_s:.2f} preemptions/s per pod",
-    ), replace(memory, before_cut=max(limits.sequences, memory.before_cut or 0))
+    ), memory
 
 
 def relieve_cap(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
@@ -142,7 +142,7 @@ def _fewer_tokens(view: BatchView, limits: Limits, mean_s: float) -> int:
     """
     settings, targets = view.settings, view.targets
     fewer = moved_notch(limits.tokens, -1, settings)
-    if targets is not None and targets.tokens is not None and not view.model_frozen:
+    if targets is not None and targets.tokens is not None and not view.model_missed:
         return min(fewer, max(targets.tokens, settings.min_tokens))
     over = mean_s / settings.batch_time_objective_s
     return min(fewer, notch_down(limits.tokens / over, settings)) if over > 1.0 else fewer

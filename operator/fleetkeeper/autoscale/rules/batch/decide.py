@@ -13,7 +13,7 @@ from fleetkeeper.api.types import BatchingMode
 from fleetkeeper.autoscale.constants import DIRECTION_S
 from fleetkeeper.autoscale.rules.batch.cuts import relieve_cap, relieve_kv, shorten
 from fleetkeeper.autoscale.rules.batch.follow import follow_down, follow_up
-from fleetkeeper.autoscale.rules.batch.raises import give_back, lengthen, widen_for_queue
+from fleetkeeper.autoscale.rules.batch.raises import lengthen, widen_for_queue
 from fleetkeeper.autoscale.rules.batch.values import (
     BatchMemory,
     BatchView,
@@ -30,7 +30,6 @@ RULES: tuple[Rule, ...] = (
     relieve_cap,
     shorten,
     follow_down,
-    give_back,
     follow_up,
     widen_for_queue,
     lengthen,
@@ -43,8 +42,6 @@ def decide_limits(
 ) -> tuple[Decision[Limits], BatchMemory]:
     """Return the limits for all pods and the new memory. Limits are unchanged if signals are stale."""
     settings = view.settings
-    if memory.replicas_wait_ticks:
-        memory = replace(memory, replicas_wait_ticks=memory.replicas_wait_ticks - 1)
     if settings.batching_mode is BatchingMode.FIXED:
         limits = start_up(settings)
         why = "limits are fixed by spec.batching.mode"

@@ -31,7 +31,7 @@ def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float
     A quiet engine keeps its limits: only single long steps lower its tokens. Waiting requests lower
     nothing: smaller steps would cost throughput.
     """
-    aim = _aim(view, memory, limits)
+    aim = _aim(view, limits)
     if aim is None or now - memory.changed < DOWN_EVERY_S:
         return None
     near = batch_time_is_near(view.signals, view.settings)
@@ -45,7 +45,7 @@ def follow_down(view: BatchView, memory: BatchMemory, limits: Limits, now: float
 
 def follow_up(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
     """Raise the limits to the model's targets while queue wait is near its objective."""
-    aim = _aim(view, memory, limits)
+    aim = _aim(view, limits)
     if aim is None or not wait_is_near(view.signals, view.settings):
         return None
     if not raise_allowed(view, memory, now, need_use=False, despite_gate=queue_wants_more(view)):
@@ -56,14 +56,14 @@ def follow_up(view: BatchView, memory: BatchMemory, limits: Limits, now: float) 
     return _step(view, memory, limits, Limits(sequences, max(limits.tokens, aim.tokens)))
 
 
-def _aim(view: BatchView, memory: BatchMemory, limits: Limits) -> Limits | None:
+def _aim(view: BatchView, limits: Limits) -> Limits | None:
     """Return the model's targets within the bounds; None while limits must not follow them.
 
     The fit moves T* by a notch from minute to minute. So T* decides moves of two notches or more. A notch
     down needs steps that miss the objective (`shorten`), a notch up requests that wait too long.
     """
     targets, settings = view.targets, view.settings
-    if targets is None or view.model_frozen or memory.before_cut is not None:
+    if targets is None or view.model_missed:
         return None
     aim = clamped(Limits(targets.sequences, targets.tokens or limits.tokens), settings)
     apart = notches_between(limits.tokens, aim.tokens, settings)

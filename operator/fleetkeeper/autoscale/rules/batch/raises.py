@@ -1,4 +1,4 @@
-"""Rules that use room: raise the limits after a cut, for a queue, and while batch time leaves room."""
+"""Rules that use room: raise the limits for a queue, and while batch time leaves room."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from dataclasses import replace
 
 from fleetkeeper.autoscale.capacity.targets import moved_notch
 from fleetkeeper.autoscale.constants import (
-    KV_BACK_FACTOR,
     KV_LOW_RATIO,
     QUEUE_UP_FACTOR,
-    QUEUE_UP_TICKS,
     SHORT_STEP_RATIO,
     UP_EVERY_S,
     UP_FACTOR,
@@ -56,33 +54,13 @@ def raise_allowed(
     )
 
 
-def give_back(view: BatchView, memory: BatchMemory, limits: Limits, now: float) -> Step | None:
-    """Restore sequences after a cut for KV cache pressure: 5% every 30 s while the cache has room."""
-    if memory.before_cut is None or view.signals.kv_ratio_max >= KV_LOW_RATIO:
-        return None
-    if limits.sequences >= memory.before_cut:
-        return None
-    if not raise_allowed(view, memory, now, need_use=False):
-        return None
-    sequences = min(
-        memory.before_cut, max(limits.sequences + 1, round(limits.sequences * KV_BACK_FACTOR))
-    )
-    left = None if sequences >= memory.before_cut else memory.before_cut
-    return decide(
-        replace(limits, sequences=sequences),
-        "KVCacheHeadroom",
-        f"KV cache is only {view.signals.kv_ratio_max:.0%} full",
-    ), replace(memory, before_cut=left)
-
-
 def widen_for_queue(
     view: BatchView, memory: BatchMemory, limits: Limits, now: float
 ) -> Step | None:
     """Raise sequences by 25% if requests wait, steps are short, KV cache is free and the limit is reached.
 
-    Steps are short if the mean batch time is below 0.7 of its objective. No scale-up is recommended for
-    two ticks. The raise is also allowed while requests are shed: a batch that is too small may be the
-    cause.
+    Steps are short if the mean batch time is below 0.7 of its objective. The raise is also allowed while
+    requests are shed: a batch that is too small may be the cause.
     """
     signals = view.signals
     if not (queue_wants_more(view) and is_full(signals, limits.sequences)):
@@ -96,7 +74,7 @@ def widen_for_queue(
         replace(limits, sequences=min(sequences, ceiling_sequences(view))),
         "BatchTimeHeadroom",
         f"queue wait is {signals.queue_wait_s:.2f} s although steps take only {signals.batch_time_s * 1e3:.0f} ms",
-    ), replace(memory, replicas_wait_ticks=QUEUE_UP_TICKS + 1)
+    ), memory
 
 
 def ceiling_sequences(view: BatchView) -> int:

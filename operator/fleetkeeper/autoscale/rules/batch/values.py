@@ -29,8 +29,8 @@ class BatchView:
     """True while the control breaker is closed and no canary runs."""
     gated: bool = False
     """True while the load breaker is not closed."""
-    model_frozen: bool = False
-    """True while limits must not follow the model."""
+    model_missed: bool = False
+    """True while limits must not follow the model, because it was wrong in the last window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,6 @@ class BatchMemory:
     """Time of the last change."""
     raised: float = 0.0
     """Time of the last raise."""
-    before_cut: int | None = None
-    """Sequences to return to after a cut for KV cache pressure."""
-    replicas_wait_ticks: int = 0
-    """Ticks in which no scale-up is recommended, because a raise may be enough."""
     before_raise: BeforeRaise | None = None
     """The state with which a raise is compared."""
     rest_until: float = 0.0
