@@ -188,7 +188,7 @@ def decide_load_breaker(
     x = pressure(signals, settings, capacity)
     enough = _enough(signals)
     if breaker.is_closed and x <= BATCH_OPEN:
-        return LoadBreaker()  # Counters and waiting times begin anew.
+        return LoadBreaker()  # Counters and waiting times start again.
     clean = x < CLEAN
     views = (
         _realtime_view(signals, breaker, clean=clean),
