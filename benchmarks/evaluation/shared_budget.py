@@ -124,7 +124,7 @@ def _scenario(case: Case, number: int, count: int, job: Job) -> Scenario:
     def autoscaler() -> Autoscaler:
         if job.hpa:
             return Hpa(concurrency, job.hpa, 1, case.replicas // count)
-        return ControlLoop(settings, gpus=GPUS, name=f"service-{number}")
+        return ControlLoop(settings, gpus=GPUS, key=("default", f"service-{number}"))
 
     load = case.load(number % case.services)
     return Scenario(

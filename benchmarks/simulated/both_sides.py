@@ -11,7 +11,7 @@ from statistics import fmean, median
 from fleetkeeper.autoscale.signals.samples import Counters
 from fleetkeeper.commands.service.inputs import plan_inputs, read_inputs
 from fleetkeeper.commands.simulate.inputs import hardware_of_profile, read_model
-from fleetkeeper.simulate.autoscalers import Autoscaler
+from fleetkeeper.simulate.autoscalers import Asked, Autoscaler
 from fleetkeeper.simulate.closed_loop import run
 from fleetkeeper.simulate.cluster import Cluster, ColdStart
 from fleetkeeper.simulate.comparison import Case, Setting, scenario_of
@@ -91,11 +91,10 @@ class Watched:
         self.control_s = 0.0
         self.cluster: Cluster | None = None
 
-    def tick(self, cluster: Cluster, now: float) -> None:
+    def tick(self, cluster: Cluster, now: float) -> Asked | None:
         """Let the autoscaler decide."""
-        self.cluster = cluster
-        self.inner.tick(cluster, now)
-        self.control_s = self.inner.control_s
+        self.cluster, self.control_s = cluster, self.inner.control_s
+        return self.inner.tick(cluster, now)
 
 
 def simulated(file: Path, seconds: float, cold_start_s: float | None, seed: int) -> Side:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from time import process_time
 from typing import Final, Protocol
 
-from fleetkeeper.autoscale.arbitrate import Allocation, Want, arbitrate
+from fleetkeeper.api.conditions import Reason
+from fleetkeeper.autoscale.arbitrate import Allocation, Want
 from fleetkeeper.autoscale.constants import FRESH_S, TICK_S
 from fleetkeeper.autoscale.decided import Decided, decisions_made
 from fleetkeeper.autoscale.decision import ControlDecision
@@ -21,17 +23,23 @@ from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.autoscale.tick import decide_service
 from fleetkeeper.autoscale.types import ControlInputs, ControlSettings, PutOutcome
-from fleetkeeper.common.budget import Budget
+from fleetkeeper.common.budget import ServiceKey
 from fleetkeeper.common.values import Event
 from fleetkeeper.simulate.cluster import Cluster
 from fleetkeeper.simulate.engine import Engine
 
+BUDGET: Final = "budget"
+"""The subject of a decision about which only the GPU budget had a say."""
 HPA_SYNC_S: Final = 15.0
 HPA_TOLERANCE: Final = 0.1
 HPA_STABILIZATION_S: Final = 300.0
 HPA_UP_PODS: Final = 4
 """Kubernetes' defaults: every 15 s; up by the larger of 4 pods and 100%; down to the highest
 recommendation of 5 minutes; no change within 10% of the target."""
+
+
+Asked = tuple[Want, Callable[[Allocation], None]]
+"""A recommendation, and what carries out its allocation."""
 
 
 class Autoscaler(Protocol):
@@ -41,8 +49,8 @@ class Autoscaler(Protocol):
     control_s: float
     """CPU seconds spent in decisions."""
 
-    def tick(self, cluster: Cluster, now: float) -> None:
-        """Observe the cluster and act on it."""
+    def tick(self, cluster: Cluster, now: float) -> Asked | None:
+        """Observe the cluster and act on it. What depends on a GPU budget is returned, and then acted on."""
 
 
 def always(_: float) -> bool:
@@ -68,32 +76,26 @@ class ControlLoop:
     interval_s: float = TICK_S
     control_s: float = 0.0
     gpus: int = 1
-    name: str = "service"
+    key: ServiceKey = ("default", "service")
     on_tick: Callable[[ControlInputs, ControlDecision], None] = lambda *_: None
     memory: ControlMemory = field(default_factory=ControlMemory)
     decision: ControlDecision | None = None
     events: list[tuple[float, Event]] = field(default_factory=list)
     decided: list[tuple[float, Decided]] = field(default_factory=list)
-    _before: ControlMemory = field(default_factory=ControlMemory)
     _outcomes: tuple[PutOutcome, ...] = ()
     _allocated: int | None = None
     _started: float | None = None
     _answered: float = -math.inf
     _asks_pods: bool = False
 
-    def tick(self, cluster: Cluster, now: float) -> None:
-        """Decide once, send the limits, and set the replicas, without a GPU budget."""
-        want = self.decide(cluster, now)
-        self.act(cluster, arbitrate([want], Budget())[want.key], now)
-
-    def decide(self, cluster: Cluster, now: float) -> Want:
-        """Decide once, and return the recommendation. Call `act` with its allocation at the same time."""
+    def tick(self, cluster: Cluster, now: float) -> Asked:
+        """Decide once. With the allocation, send the limits and set the replicas."""
         self._started = now if self._started is None else self._started
         cluster.scrapes = self.prometheus
         samples, is_lost = self._observe(cluster, now)
         inputs = ControlInputs(
-            namespace="default",
-            name=self.name,
+            namespace=self.key[0],
+            name=self.key[1],
             settings=self.settings,
             replicas=cluster.wanted,
             started=self._started,
@@ -107,23 +109,31 @@ class ControlLoop:
             backlog=cluster.backlog if self.prometheus and self.metrics(now) else None,
         )
         began = process_time()
-        self._before = self.memory
-        decision, self.memory = decide_service(inputs, self.memory, now)
+        before = self.memory
+        decision, self.memory = decide_service(inputs, before, now)
         self.control_s += process_time() - began
         self.decision, self._asks_pods = decision, decision.asks_pods
         self.on_tick(inputs, decision)
-        return decision.want
+        return decision.want, partial(self._act, cluster, now, decision, before)
 
-    def act(self, cluster: Cluster, allocation: Allocation, now: float) -> None:
-        """Apply the decision of this time."""
-        if self.decision is None:
-            raise RuntimeError("nothing was decided")
-        decision, began = self.decision, process_time()
+    def _act(
+        self,
+        cluster: Cluster,
+        now: float,
+        decision: ControlDecision,
+        before: ControlMemory,
+        allocation: Allocation,
+    ) -> None:
+        began = process_time()
         result, self.memory = build_report(decision, allocation, self.memory, now)
         self.control_s += process_time() - began
         self.events += [(now, event) for event in result.events]
         self.decided += [
-            (now, each) for each in decisions_made(decision, self._before, self.memory)
+            (now, each)
+            for each in (
+                *_limited(decision.want, before.allocation, allocation),
+                *decisions_made(decision, before, self.memory),
+            )
         ]
         if result.allocation is not None:
             cluster.scale(result.allocation.replicas, now)
@@ -142,6 +152,14 @@ class ControlLoop:
         if self.direct(now) and (self._asks_pods or is_lost or not rows):
             return cluster.read_directly(now), is_lost
         return rows, is_lost
+
+
+def _limited(want: Want, before: Allocation | None, allocation: Allocation) -> Iterator[Decided]:
+    """Yield a decision when the GPU budget begins to limit a service."""
+    if allocation.limited_by and not (before and before.limited_by):
+        asked, allowed = str(want.replicas), str(allocation.replicas)
+        why = f"{allocation.limited_by} allows {allowed} of {asked} replicas"
+        yield Decided(BUDGET, asked, allowed, str(Reason.GPU_BUDGET), why[0].upper() + why[1:], "")
 
 
 @dataclass

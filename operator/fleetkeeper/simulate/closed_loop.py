@@ -14,7 +14,7 @@ from random import Random
 from time import process_time
 from typing import Final
 
-from fleetkeeper.autoscale.arbitrate import arbitrate
+from fleetkeeper.autoscale.arbitrate import Allocation, arbitrate
 from fleetkeeper.common.budget import Budget, Holding, ServiceKey
 from fleetkeeper.simulate.arguments import Batch
 from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop
@@ -230,20 +230,18 @@ class _Clock:
             self.next = now + MOVE_S
 
     def _tick(self, ticking: Sequence[_Service], now: float) -> None:
-        decided: dict[ServiceKey, tuple[ControlLoop, Cluster]] = {}
+        acts: dict[ServiceKey, Callable[[Allocation], None]] = {}
         holdings: dict[ServiceKey, Holding] = {}
         wants = []
         for service in ticking:
-            loop = service.autoscaler
-            if not isinstance(loop, ControlLoop):
-                loop.tick(service.cluster, now)
+            asked = service.autoscaler.tick(service.cluster, now)
+            if asked is None:
                 continue
-            want = loop.decide(service.cluster, now)
-            if want.key in decided:
+            want, act = asked
+            if want.key in acts:
                 raise ValueError(f"two services have the name {want.name}")
             wants.append(want)
-            decided[want.key] = loop, service.cluster
+            acts[want.key] = act
             holdings[want.key] = service.holding()
-        allocations = arbitrate(wants, self.budget, holdings)
-        for key, (loop, cluster) in decided.items():
-            loop.act(cluster, allocations[key], now)
+        for key, allocation in arbitrate(wants, self.budget, holdings).items():
+            acts[key](allocation)

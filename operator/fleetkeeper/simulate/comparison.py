@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final, NamedTuple
 
-from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.common.budget import Budget, ServiceKey
 from fleetkeeper.simulate.arguments import FLEETKEEPER, Alternative, Batch, Faults, Kind
 from fleetkeeper.simulate.autoscalers import (
     Autoscaler,
@@ -19,7 +19,7 @@ from fleetkeeper.simulate.autoscalers import (
     waiting,
 )
 from fleetkeeper.simulate.batch_figures import BatchFigures, BatchRun, batch_run
-from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Load, Scenario, run
+from fleetkeeper.simulate.closed_loop import EPOCH_S, Fault, Load, Scenario, run, run_together
 from fleetkeeper.simulate.loads.arrivals import Mix, untiered
 from fleetkeeper.simulate.outcome import Outcome, Targets, TierOutcome
 from fleetkeeper.simulate.recorder import DecisionMade, Moment, Recorder, moment_s
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The common parameters of all cases. Seeds are 1, 2, ..."""
+    """The common parameters of all cases of a service. Seeds are 1, 2, ..."""
 
     load: Load
     seconds: float
@@ -56,6 +56,11 @@ class Setting:
     """Tokens of a line of `batches`."""
     start: int | None = None
     """Replicas that are ready at the start, except of a fixed fleet. None: minReplicas."""
+    service: ServiceKey = ("default", "service")
+    number: int = 0
+    """The place of the service among those that are played together: each has requests of its own."""
+    share: int | None = None
+    """The most accelerators of an HPA. None: no bound."""
 
 
 class Spread(NamedTuple):
@@ -114,6 +119,9 @@ TIER_FIGURES: Final[Mapping[str, Callable[[TierOutcome], float]]] = {
     "lost": lambda tier: tier.lost,
 }
 
+MAX_SEEDS: Final = 100
+"""The most seeds of a comparison."""
+
 Progress = Callable[[Case, int, float], None]
 """Gets the case, the seed and the seconds played."""
 
@@ -122,7 +130,25 @@ def compare(
     cases: Sequence[Case], setting: Setting, progress: Progress = lambda *_: None
 ) -> tuple[Result, ...]:
     """Play every case with every seed. The same seed gives every case the same requests."""
-    return tuple(_result(case, setting, progress) for case in cases)
+    (results,) = compare_together([(cases, setting)], Budget(), progress)
+    return results
+
+
+def compare_together(
+    services: Sequence[tuple[Sequence[Case], Setting]],
+    budget: Budget,
+    progress: Progress = lambda *_: None,
+) -> list[tuple[Result, ...]]:
+    """Play services side by side under a GPU budget: the first case of each, then the second, and so on.
+
+    All have as many cases, seeds and seconds.
+    """
+    settings = [setting for _, setting in services]
+    columns = [
+        _results(cases, settings, budget, progress)
+        for cases in zip(*(cases for cases, _ in services), strict=True)
+    ]
+    return list(zip(*columns, strict=True))
 
 
 def fixed_fleet_of(
@@ -176,42 +202,66 @@ def fixed_fleet(case: Case, replicas: int) -> Case:
     return Case(case.model, Alternative(f"{Kind.STATIC}:{replicas}", Kind.STATIC, replicas))
 
 
-def _result(case: Case, setting: Setting, progress: Progress) -> Result:
-    figures: dict[str, list[float]] = {name: [] for name in FIGURES}
-    tiers: dict[str, dict[str, list[float]]] = {
-        tier: {name: [] for name in TIER_FIGURES} for tier in TIER_LABELS
-    }
-    moments: tuple[Moment, ...] = ()
-    decided: tuple[DecisionMade, ...] = ()
-    runs: list[BatchRun] = []
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The figures of one service in one run."""
+
+    figures: Mapping[str, float]
+    tiers: Sequence[Mapping[str, float]]
+    recorder: Autoscaler
+    batch: BatchRun | None
+
+
+def _results(
+    cases: Sequence[Case], settings: Sequence[Setting], budget: Budget, progress: Progress
+) -> list[Result]:
+    """Play a case of each service together, with every seed."""
+    first, setting = cases[0], settings[0]
+    runs: list[list[_Run]] = [[] for _ in cases]
     for seed in range(1, setting.seeds + 1):
-        scenario = scenario_of(case, setting, seed)
-        outcome, recorder = run(
-            scenario,
-            lambda seconds, seed=seed: progress(case, seed, seconds),  # type: ignore[misc]
+        scenarios = [scenario_of(*each, seed) for each in zip(cases, settings, strict=True)]
+        played = run_together(
+            scenarios,
+            budget,
+            lambda seconds, seed=seed: progress(first, seed, seconds),  # type: ignore[misc]
         )
-        progress(case, seed, setting.seconds)
-        if setting.batches:
-            without, _ = run(replace(scenario, batches=()))
-            runs.append(batch_run(outcome, without, _added(case, recorder)))
-        for name, figure in FIGURES.items():
-            figures[name].append(float(figure(outcome)))
-        for tier, row in zip(TIER_LABELS, outcome.tiers, strict=True):
-            for name, of_tier in TIER_FIGURES.items():
-                tiers[tier][name].append(float(of_tier(row)))
-        if seed == 1 and isinstance(recorder, Recorder):
-            moments, decided = tuple(recorder.moments), recorder.decided
+        progress(first, seed, setting.seconds)
+        for of_service, case, scenario, (outcome, recorder) in zip(
+            runs, cases, scenarios, played, strict=True
+        ):
+            batch = None
+            if scenario.batches:
+                ((without, _),) = run_together([replace(scenario, batches=())], budget)
+                batch = batch_run(outcome, without, _added(case, recorder))
+            figures = {name: float(figure(outcome)) for name, figure in FIGURES.items()}
+            tiers = [
+                {name: float(figure(tier)) for name, figure in TIER_FIGURES.items()}
+                for tier in outcome.tiers
+            ]
+            of_service.append(_Run(figures, tiers, recorder, batch))
+    return list(map(_result, cases, settings, runs))
+
+
+def _result(case: Case, setting: Setting, runs: Sequence[_Run]) -> Result:
+    batches = [run.batch for run in runs if run.batch is not None]
+    recorder = runs[0].recorder
+    if not isinstance(recorder, Recorder):
+        raise TypeError("a scenario of a comparison has a recorder")
     return Result(
         case,
-        {name: spread(values) for name, values in figures.items()},
+        _spreads([run.figures for run in runs]),
         {
-            tier: {name: spread(values) for name, values in row.items()}
-            for tier, row in tiers.items()
+            tier: _spreads([run.tiers[number] for run in runs])
+            for number, tier in enumerate(TIER_LABELS)
         },
-        moments,
-        BatchFigures(setting.batches, tuple(runs)) if runs else None,
-        decided,
+        tuple(recorder.moments),
+        BatchFigures(setting.batches, tuple(batches)) if batches else None,
+        recorder.decided,
     )
+
+
+def _spreads(rows: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    return {name: spread([row[name] for row in rows]) for name in rows[0]}
 
 
 def _added(case: Case, recorder: Autoscaler) -> float:
@@ -245,7 +295,7 @@ def scenario_of(case: Case, setting: Setting, seed: int) -> Scenario:
         seconds=setting.seconds,
         load=untiered(setting.load) if stock else setting.load,
         autoscaler=lambda: Recorder(
-            _autoscaler(alternative, model, tokens, faults),
+            _autoscaler(alternative, model, setting, tokens),
             every_s,
             model.drain_s,
             faults.has_metrics,
@@ -260,7 +310,7 @@ def scenario_of(case: Case, setting: Setting, seed: int) -> Scenario:
         routers=model.routers,
         pods_come=faults.has_gpus,
         crashes=tuple(Fault(at, number) for number, at in enumerate(faults.crashes)),
-        seed=seed,
+        seed=seed + MAX_SEEDS * setting.number,
         batches=setting.batches,
         line=setting.line,
         batch_tier=1 if stock else 2,
@@ -268,21 +318,23 @@ def scenario_of(case: Case, setting: Setting, seed: int) -> Scenario:
 
 
 def _autoscaler(
-    alternative: Alternative, model: ServiceModel, tokens: int, faults: Faults
+    alternative: Alternative, model: ServiceModel, setting: Setting, tokens: int
 ) -> Autoscaler:
-    settings = model.settings
+    settings, faults = model.settings, setting.faults
     kind = alternative.kind
     if kind is Kind.STATIC:
         return Static()
     if kind in {Kind.HPA_CONCURRENCY, Kind.HPA_WAITING}:
         measure = concurrency if kind is Kind.HPA_CONCURRENCY else waiting
-        return Hpa(measure, alternative.number, settings.min_replicas, settings.max_replicas)
+        least, most = settings.min_replicas, settings.max_replicas
+        if setting.share is not None:
+            most = max(least, min(most, setting.share // model.gpus))
+        return Hpa(measure, alternative.number, least, most)
     if kind is Kind.ADVISORY:
         settings = advisory_settings(settings, tokens)
-    return _control_loop(settings, model, faults)
-
-
-def _control_loop(settings: ControlSettings, model: ServiceModel, faults: Faults) -> ControlLoop:
     return ControlLoop(
-        settings, metrics=lambda now: faults.has_metrics(now - EPOCH_S), gpus=model.gpus
+        settings,
+        metrics=lambda now: faults.has_metrics(now - EPOCH_S),
+        gpus=model.gpus,
+        key=setting.service,
     )

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from fleetkeeper.api.status_enums import BreakerState, Subject
+from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.constants import TICK_S
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
 from fleetkeeper.autoscale.signals.samples import Counters
-from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop
+from fleetkeeper.simulate.autoscalers import BUDGET, Asked, Autoscaler, ControlLoop
 from fleetkeeper.simulate.closed_loop import EPOCH_S
 from fleetkeeper.simulate.cluster import Cluster
 from fleetkeeper_contract.tiers import TIER_LABELS
@@ -45,14 +46,14 @@ class Moment:
 
 
 class DecisionMade(NamedTuple):
-    """A change of the replicas, or the opening of a breaker, with the rule that decided it."""
+    """A change of the replicas, a limit by the GPU budget, or the opening of a breaker, and why."""
 
     time_s: float
     subject: str
-    """replicas or breaker."""
+    """replicas, budget or breaker."""
     before: str
     after: str
-    """Replicas, or a breaker and its state, for example `control Open`."""
+    """Replicas (of budget: asked and allowed), or a breaker and its state, for example `control Open`."""
     reason: str
     message: str
 
@@ -89,31 +90,45 @@ class Recorder:
     _before: Counters = field(default_factory=Counters)
     _arrived: int = 0
 
-    def tick(self, cluster: Cluster, now: float) -> None:
+    def tick(self, cluster: Cluster, now: float) -> Asked | None:
         """Let the autoscaler decide if it is due, and record a row if one is due."""
         cluster.drain_s = self.drain_s
+        asked = None
         if now >= self._inner_at:
             self._inner_at = now + self.inner.interval_s
             if isinstance(self.inner, ControlLoop) or self.has_metrics(now - EPOCH_S):
-                before = cluster.wanted
-                self.inner.tick(cluster, now)
-                if is_for_deadline(self.inner):
-                    self.added += max(0, cluster.wanted - before)
-            self.control_s = self.inner.control_s
+                asked = self.inner.tick(cluster, now)
+        if asked is None:
+            self._ticked(cluster, now)
+            return None
+        want, act = asked
+
+        def acted(allocation: Allocation) -> None:
+            before = cluster.wanted
+            act(allocation)
+            if is_for_deadline(self.inner):
+                self.added += max(0, cluster.wanted - before)
+            self._ticked(cluster, now)
+
+        return want, acted
+
+    def _ticked(self, cluster: Cluster, now: float) -> None:
+        self.control_s = self.inner.control_s
         if now >= self._row_at:
             self._row_at = now + self.every_s
             self._record(cluster, now)
 
     @property
     def decided(self) -> tuple[DecisionMade, ...]:
-        """The changes of the replicas and the openings of breakers; empty for other autoscalers."""
+        """The changes of the replicas, what limited them, and the openings of breakers; empty for other autoscalers."""
         made = self.inner.decided if isinstance(self.inner, ControlLoop) else ()
         return tuple(
             DecisionMade(
                 now - EPOCH_S, str(each.subject), each.before, each.after, each.reason, each.why
             )
             for now, each in made
-            if each.subject == Subject.REPLICAS or each.after.endswith(f" {BreakerState.OPEN}")
+            if each.subject in {Subject.REPLICAS, BUDGET}
+            or each.after.endswith(f" {BreakerState.OPEN}")
         )
 
     def _record(self, cluster: Cluster, now: float) -> None:

@@ -132,7 +132,9 @@ def in_turns(metrics: Callable[[float], bool] = always) -> list[tuple[Outcome, C
 
         def loop() -> ControlLoop:
             return ControlLoop(
-                SETTINGS, name=f"service-{number}", metrics=lambda now: metrics(now - EPOCH_S)
+                SETTINGS,
+                key=("default", f"service-{number}"),
+                metrics=lambda now: metrics(now - EPOCH_S),
             )
 
         return Scenario(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.common.budget import Budget
 from fleetkeeper.simulate import comparison
 from fleetkeeper.simulate.arguments import Alternative, parse_alternatives, parse_faults
 from fleetkeeper.simulate.closed_loop import Scenario
@@ -19,6 +20,7 @@ from fleetkeeper.simulate.comparison import (
     Setting,
     Spread,
     compare,
+    compare_together,
     scenario_of,
     smallest_fixed,
     spread,
@@ -279,3 +281,45 @@ def test_the_smallest_fixed_fleet_is_found_by_bisection(
     played.clear()
     assert smallest_fixed(less, setting(), guess) is None
     assert max(played) == 4
+
+
+def two_services(*texts: str, **more: Any) -> tuple[tuple[Result, ...], ...]:
+    """Play two services that need more than the three accelerators of their budget."""
+    cases = [Case(model()), *(Case(model(), alternative(text)) for text in texts)]
+    services = [
+        (cases, setting(240.0, 200.0, service=("team-a", name), number=number, share=1, **more))
+        for number, name in enumerate(("chat", "code"))
+    ]
+    return tuple(compare_together(services, Budget(5)))
+
+
+def test_services_share_a_budget_and_its_limit_is_a_decision() -> None:
+    chat, code = two_services("hpa-concurrency:1", seeds=1)
+    for row, (one, other) in enumerate(zip(chat, code, strict=True)):
+        pairs = zip(one.moments, other.moments, strict=True)
+        most = max(a.replicas + b.replicas for a, b in pairs)
+        assert (one.name, most) == (("fleetkeeper", 5), ("hpa-concurrency:1", 4))[row]
+    limits = [each for each in chat[0].decided + code[0].decided if each.subject == "budget"]
+    assert limits
+    for each in limits:
+        assert each.reason == "GPUBudget"
+        assert (
+            each.message
+            == f"The fleet's budget of 5 GPUs allows {each.after} of {each.before} replicas"
+        )
+        assert int(each.after) < int(each.before)
+
+
+def test_each_service_has_requests_of_its_own_and_the_first_those_that_it_has_alone() -> None:
+    chat, code = two_services(seeds=2)
+    alone = compare([Case(model(), alternative("static:1"))], setting(240.0, 200.0))[0]
+    assert chat[0].figures["requests"] == alone.figures["requests"]
+    assert code[0].figures["requests"] != alone.figures["requests"]
+
+
+def test_an_hpa_has_at_most_its_share_of_the_budget_and_at_least_its_minimum() -> None:
+    """A minimum of two and a maximum of four."""
+    for share, most in ((1, 2), (3, 3), (9, 4), (None, 4)):
+        case = Case(model(), alternative("hpa-concurrency:1"))
+        (result,) = compare([case], setting(60.0, 30.0, seeds=1, share=share))
+        assert result.figures["most_replicas"].median == most
