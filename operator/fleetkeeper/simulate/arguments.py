@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 import yaml
+
+from fleetkeeper.simulate.loads.patterns import Pattern
 
 
 class BadArgument(ValueError):
@@ -246,6 +248,47 @@ def _batch(text: str) -> Batch:
 
 def _scaled(number: re.Match[str]) -> float:
     return float(number[1]) * _FACTORS[number[2]]
+
+
+MAX_RATE: Final = 10_000.0
+LOADS: Final = "a file with a trace, or PATTERN[:RATE[,PROMPT,OUTPUT]], for example day:40,1150,210"
+
+
+def parse_load(text: str) -> tuple[Pattern, Sequence[float | None]] | None:
+    """Return pattern, rate, prompt and output tokens of `day:40` or `burst:20,2050,30`; None for a file."""
+    word, colon, numbers = text.partition(":")
+    if word not in set(Pattern):
+        return None
+    values = [_positive(text, each, whole=False) for each in numbers.split(",")] if colon else []
+    if len(values) not in {0, 1, 3}:
+        raise BadArgument(f"{text!r} must be {LOADS}")
+    if values and values[0] > MAX_RATE:
+        raise BadArgument(f"{text!r}: at most {MAX_RATE:g} requests/s can be simulated")
+    return Pattern(word), [*values, None, None, None][:3]
+
+
+def by_service(texts: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return the text of each service (NAMESPACE/NAME): its own `NAME=TEXT`, or the `TEXT` of all others.
+
+    Empty without texts.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        meant = [full for full in names if name in {full, full.partition("/")[2]}]
+        if not equals:
+            meant, value = [""], text
+        if len(meant) != 1:
+            raise BadArgument(
+                f"{text!r}: {name!r} is {'not one' if not meant else 'not only one'} of the services, {', '.join(names)}"
+            )
+        if meant[0] in found:
+            raise BadArgument(f"{text!r}: {meant[0] or 'the rest of the services'} has one already")
+        found[meant[0]] = value
+    rest = [name for name in names if name not in found]
+    if found and rest and "" not in found:
+        raise BadArgument(f"is missing for {', '.join(rest)}; write {rest[0]}=...")
+    return {name: found.get(name, found.get("", "")) for name in names if found}
 
 
 def parse_tiers(text: str) -> tuple[float, float, float]:

@@ -264,3 +264,85 @@ def test_help_has_the_exit_codes_and_examples() -> None:
     text = " ".join(simulate("--help").stdout.split())
     for words in ("64", "66", "Exit codes", "Examples:", "fleetkeeper simulate -f chat.yaml"):
         assert words in text
+
+
+@pytest.fixture
+def second(folder: Path) -> None:
+    """Another service in a file of its own."""
+    (folder / "code.yaml").write_text(SERVICE.replace("name: chat", "name: code"))
+
+
+TWO = ("-f", "code.yaml", "--max-accelerators", "3")
+RUN = ("--minutes", "2", "--seeds", "1")
+
+
+@pytest.mark.usefixtures("second")
+def test_services_of_several_files_share_a_budget() -> None:
+    loads = ("--load", "code=constant:300,2000,30", "--load", "t.csv")
+    done = simulate(*HARDWARE, *TWO, *loads, *RUN, "--json", "--against", "hpa-waiting:1")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["max_accelerators"] == 3
+    assert [row["name"] for row in report["totals"]] == ["fleetkeeper", "hpa-waiting:1"]
+    chat, code = report["services"]
+    assert (chat["service"], chat["load"]) == ("team-a/chat", "trace t.csv (2 requests)")
+    assert code["load"].startswith("constant up to 300 requests/s, 2000 prompt and 30 output")
+    # The trace is the shortest load.
+    assert {each["seconds"] for each in (chat, code)} == {21.0}
+    assert "the run ends after 21 s, with the shortest load" in code["notes"]
+    assert [row["name"] for row in chat["alternatives"]] == [
+        "fleetkeeper", "hpa-waiting:1", "static:1",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("second")
+def test_a_service_that_the_budget_limits_is_told_so() -> None:
+    loads = ("--load", "chat=constant:1", "--load", "code=constant:300")
+    two = ("-f", "code.yaml", "--max-accelerators", "2", "--no-fixed-fleet")
+    done = simulate(*HARDWARE, *two, *loads, *RUN)
+    assert done.exit_code == 0, done.output
+    head, *_ = done.stdout.splitlines()
+    assert head == "2 services under a budget of 2 GPUs"
+    assert "allows 1 of 2 replicas, first after" in done.stdout
+    assert "limited by the budget" in done.stdout
+
+
+@pytest.mark.usefixtures("second")
+def test_a_budget_of_the_settings_is_used(folder: Path) -> None:
+    (folder / "settings.yaml").write_text("maxAcceleratorsByNamespace: {team-a: 1}\n")
+    done = simulate(*HARDWARE, *LOAD, "-f", "code.yaml", "--settings", "settings.yaml")
+    assert done.exit_code == 2
+    shown = " ".join(done.stderr.replace("│", " ").split())
+    assert "the budget of 1 GPUs for namespace team-a is less than" in shown
+    assert "(team-a/chat 1, team-a/code 1)" in shown
+
+
+@pytest.mark.usefixtures("second")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*LOAD, "-f", "code.yaml"), ("there are 2 services", "--max-accelerators")),
+        ((*LOAD, *TWO[:3], "1"), ("--max-accelerators", "budget of 1 GPUs is less")),
+        ((*LOAD, *TWO, "--start", "2"), ("--max-accelerators", "team-a/code 2", "or --start")),
+        ((*TWO, "--load", "mail=day:4"), ("--load", "'mail' is not one of the services")),
+        ((*TWO, "--load", "chat=day:4"), ("--load", "is missing for team-a/code")),
+        ((*TWO, "--load", "dya:4"), ("--load", "'dya:4' is neither a file nor a pattern")),
+        ((*TWO, *LOAD, "--load", "day:4"), ("--pattern", "cannot be used with --load")),
+        ((*TWO, *LOAD, "--html", "r.html"), ("--html", "needs one service: add --service")),
+        ((*TWO, *LOAD, "--batch", "1k@9s"), ("--batch", "needs one service: add --service")),
+    ],
+)
+def test_what_several_services_lack_is_named(
+    arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = simulate(*HARDWARE, *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    shown = " ".join(done.stderr.replace("│", " ").split())
+    for word in words:
+        assert word in shown
+
+
+def test_a_service_that_is_there_twice_ends_with_64() -> None:
+    done = simulate(*HARDWARE, *LOAD, "-f", "chat.yaml", "--max-accelerators", "3")
+    assert (done.exit_code, done.stdout) == (64, "")
+    assert done.stderr.startswith("chat.yaml:3: team-a/chat is already at chat.yaml:3; remove")

@@ -13,10 +13,12 @@ from fleetkeeper.simulate.arguments import (
     Batch,
     Faults,
     Kind,
+    by_service,
     changed_manifest,
     parse_alternatives,
     parse_batches,
     parse_faults,
+    parse_load,
     parse_tiers,
     parse_what_ifs,
 )
@@ -137,3 +139,47 @@ def test_batches_have_tokens_a_window_and_a_start() -> None:
 def test_a_bad_batch_is_quoted(text: str) -> None:
     with pytest.raises(BadArgument, match=re.escape(repr(text))):
         parse_batches([text])
+
+
+def test_a_load_is_a_pattern_or_a_file() -> None:
+    assert parse_load("day") == (Pattern.DAY, [None, None, None])
+    assert parse_load("day:40") == (Pattern.DAY, [40.0, None, None])
+    assert parse_load("burst:20,2050,30") == (Pattern.BURST, [20.0, 2050.0, 30.0])
+    assert parse_load("monday.csv.gz") is None
+    assert parse_load("days:40") is None
+
+
+@pytest.mark.parametrize("text", ["day:", "day:x", "day:-1", "day:1,2", "day:1,2,3,4", "day:1e9"])
+def test_a_bad_load_is_quoted(text: str) -> None:
+    with pytest.raises(BadArgument, match=text):
+        parse_load(text)
+
+
+SERVICES = ("a/chat", "a/code", "b/code")
+
+
+def test_a_text_is_for_one_service_or_for_all_others() -> None:
+    assert by_service([], SERVICES) == {}
+    assert by_service(["x"], SERVICES) == dict.fromkeys(SERVICES, "x")
+    assert by_service(["chat=x", "b/code=y=1", "z"], SERVICES) == {
+        "a/chat": "x", "a/code": "z", "b/code": "y=1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["mail=x"], ("'mail=x'", "'mail' is not one of", "a/chat, a/code, b/code")),
+        (["code=x"], ("'code=x'", "not only one", "a/code, b/code")),
+        (["chat=x", "a/chat=y"], ("'a/chat=y'", "a/chat has one already")),
+        (["x", "y"], ("'y'", "has one already")),
+        (["chat=x", "a/code=x"], ("missing for b/code", "b/code=")),
+    ],
+)
+def test_a_text_for_an_unknown_service_or_a_service_without_one_is_named(
+    texts: list[str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(BadArgument) as caught:
+        by_service(texts, SERVICES)
+    for word in words:
+        assert word in str(caught.value)

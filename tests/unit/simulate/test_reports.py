@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from fleetkeeper.api.types import InferenceServiceSpec
+from fleetkeeper.common.budget import Budget
 from fleetkeeper.simulate.arguments import FLEETKEEPER, parse_alternatives, parse_batches
 from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures, BatchRun
 from fleetkeeper.simulate.comparison import FIGURES, TIER_FIGURES, Case, Result, Setting, Spread
@@ -25,9 +26,15 @@ from fleetkeeper.simulate.loads.arrivals import trace
 from fleetkeeper.simulate.recorder import DecisionMade, Moment
 from fleetkeeper.simulate.report.figures import Axis, axis_to, known_runs, log_axis
 from fleetkeeper.simulate.report.page import heading, report_page
-from fleetkeeper.simulate.report.report import Report, duration_text, seconds_text, value_text
+from fleetkeeper.simulate.report.report import (
+    FleetReport,
+    Report,
+    duration_text,
+    seconds_text,
+    value_text,
+)
 from fleetkeeper.simulate.report.tables import deadline_text, tables_of
-from fleetkeeper.simulate.report.terminal import report_tables
+from fleetkeeper.simulate.report.terminal import fleet_tables, report_tables
 from fleetkeeper.simulate.service_model import model_of
 from fleetkeeper_steps.hardware import known_hardware
 
@@ -261,6 +268,68 @@ def test_a_missed_objective_has_advice_from_the_figures(
     for word in words:
         assert word in text
     assert text.count("--what-if") <= 1
+
+
+def limited(time_s: float, asked: int, allowed: int) -> DecisionMade:
+    """Return what a budget did not allow."""
+    message = f"The fleet's budget of 5 GPUs allows {allowed} of {asked} replicas"
+    return DecisionMade(time_s, "budget", str(asked), str(allowed), "GPUBudget", message)
+
+
+def test_a_budget_that_limits_has_one_row_and_the_advice() -> None:
+    report = example()
+    decided = (limited(90.0, 4, 3), moved(95.0, 2, 3), limited(900.0, 5, 3))
+    first, *others = report.results
+    missed = {"slo_attainment": Spread(0.9, 0.9, 0.9)}
+    first = replace(first, decided=decided, figures={**first.figures, **missed})
+    report = replace(report, results=(first, *others))
+    table = tables_of(report.results)[-2]
+    assert [(row.name, *(cell.text for cell in row.cells)) for row in table.rows] == [
+        ("0:01:30", "limited by the budget 2 times", "GPUBudget", decided[0].message),
+        ("0:01:35", "replicas 2 -> 3", "LoadForecast", decided[1].message),
+    ]
+    assert report.verdict.endswith(
+        "The fleet's budget of 5 GPUs allows 3 of 4 replicas, first after 90 s (seed 1): raise --max-accelerators."
+    )
+
+
+def fleet() -> FleetReport:
+    """Return two services. With the smallest fixed fleet, one has four replicas and the other two."""
+    chat = example()
+    *ours, fixed = chat.results
+    (static,) = parse_alternatives("static:2")
+    code = replace(made_up(Case(fixed.case.model, static), 2.0, 2))
+    return FleetReport(
+        (chat, replace(chat, service="team-a/code", results=(*ours, code))),
+        Budget(6, {"team-a": 5}),
+    )
+
+
+def test_several_services_have_a_total_and_a_report_each() -> None:
+    out = StringIO()
+    Console(file=out, width=120, no_color=True).print(fleet_tables(fleet()))
+    head, _, _, heads, ours, _, _, fixed, *_ = out.getvalue().splitlines()
+    assert head.rstrip() == "2 services under a budget of 6 GPUs, 5 in namespace team-a"
+    assert heads.split() == ["ALL", "SERVICES", "MISSED", "REFUSED", "HOURS", "GPUS"]
+    # 1,000 requests each: 4% and 4% missed; of the fixed fleets 1% and 3%.
+    assert ours.split() == ["fleetkeeper", "4.0%", "2,468", "20.00", "4"]
+    assert fixed.split() == ["static:4+2", "2.0%", "2,468", "60.00", "6"]
+    for name in ("team-a/chat", "team-a/code"):
+        assert out.getvalue().count(f"{name}: ") == 1
+    content = json.loads(json.dumps(fleet().as_json(), allow_nan=False))
+    assert (content["schema"], content["max_accelerators"]) == (1, 6)
+    assert content["max_accelerators_by_namespace"] == {"team-a": 5}
+    assert content["totals"][0] == {
+        "name": "fleetkeeper", "requests": 2000, "missed": pytest.approx(80), "refused": 2468,
+        "gpu_hours": 20, "most_gpus": 4,
+    }  # fmt: skip
+    assert [report["service"] for report in content["services"]] == ["team-a/chat", "team-a/code"]
+
+
+def test_a_fixed_fleet_that_one_service_lacks_has_no_total() -> None:
+    chat, code = fleet().reports
+    short = replace(code, results=code.results[:-1])
+    assert len(FleetReport((chat, short), Budget(6)).totals) == 2
 
 
 def test_there_is_no_verdict_without_enough_requests() -> None:

@@ -14,33 +14,50 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from fleetkeeper.api.profiles.profile import effective_resources
-from fleetkeeper.commands.service.inputs import Checked, plan_inputs, read_inputs
-from fleetkeeper.commands.service.render import NAMESPACE, SETTINGS
+from fleetkeeper.commands.service.inputs import plan_inputs, read_inputs
+from fleetkeeper.commands.service.render import FILES, NAMESPACE, SETTINGS
 from fleetkeeper.commands.simulate.inputs import (
     LoadOptions,
     cases_of,
     check_start,
-    hardware_of_profile,
+    load_of_service,
     read_batches,
-    read_hardware,
     read_load,
+    refuse,
     understood,
 )
+from fleetkeeper.commands.simulate.services import (
+    check_budget,
+    check_floor,
+    chosen_services,
+    machine_of,
+    service_key,
+    share_of,
+)
+from fleetkeeper.common.budget import Budget
 from fleetkeeper.exit_codes import ExitCode, stop
-from fleetkeeper.simulate.arguments import Kind, parse_alternatives, parse_faults, parse_what_ifs
+from fleetkeeper.simulate.arguments import (
+    MAX_RATE,
+    Kind,
+    by_service,
+    parse_alternatives,
+    parse_faults,
+    parse_what_ifs,
+)
 from fleetkeeper.simulate.comparison import (
+    MAX_SEEDS,
     Case,
     Progress,
     Setting,
-    compare,
+    compare_together,
     fixed_fleet_of,
+    scenario_of,
 )
 from fleetkeeper.simulate.loads.patterns import Pattern
 from fleetkeeper.simulate.outcome import Targets
-from fleetkeeper.simulate.report.report import Report, plural
-from fleetkeeper.simulate.report.terminal import report_tables
-from fleetkeeper_steps.hardware import Hardware, floor_s, known_hardware
+from fleetkeeper.simulate.report.report import FleetReport, Report
+from fleetkeeper.simulate.report.terminal import fleet_tables, report_tables
+from fleetkeeper_steps.hardware import known_hardware
 
 LOAD, MACHINE, COMPARE, OUTPUT = "Load", "Hardware", "Comparison", "Output"
 NARROW = 120
@@ -48,21 +65,30 @@ NARROW = 120
 
 
 def simulate(
-    file: Annotated[
-        str,
-        typer.Option(
-            "--file", "-f", help="YAML file with the InferenceService, or - for standard input."
-        ),
-    ],
+    file: Annotated[list[str], FILES],
     *,
     service: Annotated[
         str,
         typer.Option(
-            help="NAMESPACE/NAME of the service, if the file has several. Default: the only one."
+            help="NAMESPACE/NAME of the service to play. Default: all in the files, which then share a GPU budget."
         ),
     ] = "",
     namespace: Annotated[str, NAMESPACE] = "default",
     settings: Annotated[Path | None, SETTINGS] = None,
+    max_accelerators: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="GPU budget of all services together. Default: that of the settings file.",
+        ),
+    ] = None,
+    load: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Load instead of --trace or --pattern: a file with a trace, or PATTERN[:RATE[,PROMPT,OUTPUT]]. NAME=... is for one of several services, and may be repeated.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -92,7 +118,7 @@ def simulate(
         float | None,
         typer.Option(
             min=0.001,
-            max=10_000,
+            max=MAX_RATE,
             help="Highest requests per second of the pattern. Default: 10.",
             rich_help_panel=LOAD,
         ),
@@ -135,9 +161,9 @@ def simulate(
         ),
     ] = None,
     hardware: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help=f"Model and accelerators of a replica: a file with coefficients, or one of {', '.join(known_hardware())}. Default: that of a simulated engine profile.",
+            help=f"Model and accelerators of a replica: a file with coefficients, or one of {', '.join(known_hardware())}. NAME=... is for one of several services, and may be repeated. Default: that of a simulated engine profile.",
             rich_help_panel=MACHINE,
         ),
     ] = None,
@@ -207,7 +233,7 @@ def simulate(
         ),
     ] = 0.05,
     seeds: Annotated[
-        int, typer.Option(min=1, max=100, help="Runs of each case.", rich_help_panel=COMPARE)
+        int, typer.Option(min=1, max=MAX_SEEDS, help="Runs of each case.", rich_help_panel=COMPARE)
     ] = 5,
     as_json: Annotated[
         bool,
@@ -231,50 +257,84 @@ def simulate(
       fleetkeeper simulate -f chat.yaml --hardware h100-8b --trace monday.csv.gz --scale 4 --against hpa-concurrency:40,static:6
       fleetkeeper simulate -f chat.yaml --hardware h100-8b --pattern day --rate 40 --what-if scaling.maxReplicas=8,16 --html report.html
       fleetkeeper simulate -f chat.yaml --hardware h100-8b --pattern day --rate 40 --batch 50M@8h,12h
+      fleetkeeper simulate -f chat.yaml -f code.yaml --hardware h100-8b --max-accelerators 8 --load chat=day:40 --load code=burst:20,2050,30
     """  # noqa: D301 - \b keeps the lines of the examples apart
     context = plan_inputs(settings)
+    if max_accelerators is not None:
+        context = replace(context, max_accelerators=max_accelerators)
+    budget = context.gpu_budget
     alternatives = understood("--against", lambda: parse_alternatives(against))
     what_ifs = understood("--what-if", lambda: parse_what_ifs(what_if or ()))
     faults = understood("--fault", lambda: parse_faults(fault or ()))
+    chosen = chosen_services(read_inputs(file, context, namespace).checked, service, budget)
+    if len(chosen) > 1:
+        refuse(("--batch", batch), ("--html", html), why="needs one service: add --service")
+    if load:
+        given = (("--trace", trace), ("--pattern", pattern), ("--rate", rate))
+        means = (("--prompt-tokens", prompt_tokens), ("--output-tokens", output_tokens))
+        refuse(*given, *means, why="cannot be used with --load, which has its own")
+    if fit_from_prometheus is not None:
+        refuse(("--hardware", hardware), why="is measured with --fit-from-prometheus")
+    loads = understood("--load", lambda: by_service(load or (), list(chosen)))
+    machines = understood("--hardware", lambda: by_service(hardware or (), list(chosen)))
     options = LoadOptions(
         trace, scale, pattern, rate, _seconds(minutes, hours), prompt_tokens, output_tokens, tiers
     )
-    checked = _only_service(read_inputs([file], context, namespace).checked, service)
-    if fit_from_prometheus is not None:
-        if hardware is not None:
-            raise typer.BadParameter(
-                "is measured with --fit-from-prometheus", param_hint="--hardware"
-            )
-        machine, options = _fitted(checked, fit_from_prometheus, fit_hours, options)
-    elif hardware is None:
-        machine = hardware_of_profile(checked)
-    else:
-        machine = read_hardware(hardware)
-    cases, notes = cases_of(checked, machine, context, alternatives, what_ifs)
-    if floor_s(machine) > tpot:
-        raise typer.BadParameter(
-            f"{tpot:g} s is below the shortest step of {machine.model} on {machine.name} ({floor_s(machine):.4f} s)",
-            param_hint="--tpot",
+    services: list[tuple[Sequence[Case], Report]] = []
+    for number, (name, checked) in enumerate(chosen.items()):
+        own = load_of_service(loads.get(name), options)
+        machine, own = machine_of(checked, machines.get(name), fit_from_prometheus, fit_hours, own)
+        cases, notes = cases_of(checked, machine, context, alternatives, what_ifs)
+        check_floor(machine, tpot)
+        check_start(cases, start)
+        if checked.service is None:
+            raise AssertionError("cases_of ends the command for an invalid service")
+        played = read_load(own, cases[0].model, checked.service.spec.engine.max_model_length)
+        batches, batch_notes = read_batches(batch or (), played.seconds)
+        setting = Setting(
+            played.load,
+            played.seconds,
+            Targets(ttft, tpot),
+            seeds,
+            faults,
+            batches,
+            played.line,
+            start,
+            service_key(name),
+            number,
+            share_of(budget, name, chosen),
         )
-    check_start(cases, start)
-    if checked.service is None:
-        raise AssertionError("cases_of ends the command for an invalid service")
-    load = read_load(options, cases[0].model, checked.service.spec.engine.max_model_length)
-    batches, batch_notes = read_batches(batch or (), load.seconds)
-    setting = Setting(
-        load.load, load.seconds, Targets(ttft, tpot), seeds, faults, batches, load.line, start
-    )
+        all_notes = (*notes, *played.notes, *batch_notes)
+        services.append((cases, Report(name, machine, played.text, setting, (), all_notes)))
+    begun = [scenario_of(cases[0], report.setting, 1) for cases, report in services]
+    check_budget(budget, {n: s.replicas * s.gpus for n, s in zip(chosen, begun, strict=True)})
     if fixed_fleet is None:
-        fixed_fleet = all(case.alternative.kind is not Kind.STATIC for case in cases)
-    with _progress(cases, setting, searches=fixed_fleet) as progress:
-        results = compare(cases, setting, progress)
-        if fixed_fleet:
-            fixed, fixed_notes = fixed_fleet_of(results, setting, progress)
-            results, notes = results + fixed, notes + fixed_notes
-    name = f"{checked.service.namespace}/{checked.service.name}"
-    all_notes = (*notes, *load.notes, *batch_notes)
-    report = Report(name, machine, load.text, setting, results, all_notes)
-    _write(report, html, as_json=as_json)
+        fixed_fleet = all(each.kind is not Kind.STATIC for each in alternatives)
+    with _progress(services, searches=fixed_fleet) as progress:
+        reports = _compared(services, budget, progress, searches=fixed_fleet)
+    _write(reports, budget, html, as_json=as_json)
+
+
+def _compared(
+    services: Sequence[tuple[Sequence[Case], Report]],
+    budget: Budget,
+    progress: Progress,
+    *,
+    searches: bool,
+) -> list[Report]:
+    """Play all services until the shortest load ends, and return their reports with the results."""
+    seconds = min(report.setting.seconds for _, report in services)
+    settings = [replace(report.setting, seconds=seconds) for _, report in services]
+    cases = [cases for cases, _ in services]
+    found = compare_together(list(zip(cases, settings, strict=True)), budget, progress)
+    reports = []
+    for (_, report), setting, results in zip(services, settings, found, strict=True):
+        fixed, notes = fixed_fleet_of(results, setting, progress) if searches else ((), ())
+        notes = report.notes + notes
+        if seconds < report.setting.seconds:
+            notes += (f"the run ends after {seconds:.0f} s, with the shortest load",)
+        reports.append(replace(report, setting=setting, results=results + fixed, notes=notes))
+    return reports
 
 
 def _seconds(minutes: float | None, hours: float | None) -> float | None:
@@ -285,68 +345,24 @@ def _seconds(minutes: float | None, hours: float | None) -> float | None:
     return None if minutes is None else 60 * minutes
 
 
-def _only_service(checked: Sequence[Checked], wanted: str) -> Checked:
-    """Return the service of the file, or the wanted one of several."""
-    named = {_full_name(service): service for service in checked}
-    if wanted:
-        if wanted not in named:
-            stop(
-                ExitCode.NO_INPUT, f"--service {wanted}: not in the file; it has {', '.join(named)}"
-            )
-        return named[wanted]
-    if len(checked) > 1:
-        raise typer.BadParameter(
-            f"the file has {plural(len(checked), 'service')}; choose one of {', '.join(named)}",
-            param_hint="--service",
-        )
-    return checked[0]
-
-
-def _full_name(checked: Checked) -> str:
-    if checked.service is not None:
-        return f"{checked.service.namespace}/{checked.service.name}"
-    metadata = checked.document.manifest.get("metadata") or {}
-    return f"{metadata.get('namespace') or 'default'}/{metadata.get('name', '')}"
-
-
-def _fitted(
-    checked: Checked, url: str, hours: float, options: LoadOptions
-) -> tuple[Hardware, LoadOptions]:
-    """Return the measured hardware, and the options with the measured load where none is given."""
-    # Heavy; only this option needs it.
-    from fleetkeeper.commands.simulate.prometheus_fit import NoFit, fit_from_prometheus  # noqa: PLC0415
-
-    if checked.service is None or checked.profile is None:
-        stop(ExitCode.BAD_INPUT, "\n".join(checked.complaints))
-    service = checked.service
-    try:
-        found = fit_from_prometheus(url, service.namespace, service.name, hours)
-    except NoFit as problem:
-        stop(ExitCode.FAILED, str(problem))
-    gpus = effective_resources(service.spec, checked.profile).accelerators
-    model = service.spec.model.source.rpartition("://")[2]
-    if options.pattern is not None:
-        options = replace(
-            options,
-            rate=options.rate or found.requests_per_s,
-            prompt_tokens=options.prompt_tokens or found.prompt_tokens,
-            output_tokens=options.output_tokens or found.output_tokens,
-        )
-    return replace(found.hardware, gpus=gpus, model=model), options
-
-
 @contextmanager
-def _progress(cases: Sequence[Case], setting: Setting, *, searches: bool) -> Iterator[Progress]:
+def _progress(
+    services: Sequence[tuple[Sequence[Case], Report]], *, searches: bool
+) -> Iterator[Progress]:
     """Show a bar on standard error if it is a terminal. `searches`: more runs follow for a fixed fleet."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda *_: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    cases, setting = services[0][0], services[0][1].setting
     runs = len(cases) * setting.seeds
     if searches:
-        # The bisection takes about so many runs; then comes the row of the fixed fleet.
-        runs += cases[0].model.settings.max_replicas.bit_length() + setting.seeds
+        # A bisection takes about so many runs; then comes the row of the fixed fleet.
+        runs += sum(
+            cases[0].model.settings.max_replicas.bit_length() + setting.seeds
+            for cases, _ in services
+        )
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("simulate", total=runs * setting.seconds)
         begun = 0
@@ -360,7 +376,9 @@ def _progress(cases: Sequence[Case], setting: Setting, *, searches: bool) -> Ite
         yield show
 
 
-def _write(report: Report, html: Path | None, *, as_json: bool) -> None:
+def _write(reports: Sequence[Report], budget: Budget, html: Path | None, *, as_json: bool) -> None:
+    report, *others = reports
+    fleet = FleetReport(tuple(reports), budget) if others else None
     if html is not None:
         # Only this option needs its template engine.
         from fleetkeeper.simulate.report.page import report_page  # noqa: PLC0415
@@ -370,9 +388,9 @@ def _write(report: Report, html: Path | None, *, as_json: bool) -> None:
         except OSError as problem:
             stop(ExitCode.FAILED, f"{html}: cannot write the file: {problem.strerror}")
     if as_json:
-        typer.echo(json.dumps(report.as_json(), indent=1))
+        typer.echo(json.dumps((fleet or report).as_json(), indent=1))
         return
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(console.width, NARROW))
-    console.print(report_tables(report))
+    console.print(fleet_tables(fleet) if fleet else report_tables(report))

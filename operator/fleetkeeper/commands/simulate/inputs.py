@@ -17,12 +17,14 @@ from fleetkeeper.commands.service.inputs import Checked, checked_service
 from fleetkeeper.exit_codes import ExitCode, stop
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.simulate.arguments import (
+    LOADS,
     Alternative,
     BadArgument,
     Batch,
     WhatIf,
     changed_manifest,
     parse_batches,
+    parse_load,
     parse_tiers,
 )
 from fleetkeeper.simulate.closed_loop import Load
@@ -81,6 +83,13 @@ def understood(option: str, parse: Callable[[], T]) -> T:
         raise typer.BadParameter(str(problem), param_hint=option) from problem
 
 
+def refuse(*options: tuple[str, object], why: str) -> None:
+    """End the command with the usage of the first option that is given."""
+    for option, given in options:
+        if given:
+            raise typer.BadParameter(why, param_hint=option)
+
+
 def read_hardware(text: str) -> Hardware:
     """Return the hardware of a name or a file. End the command if there is none."""
     names = known_hardware()
@@ -110,10 +119,28 @@ def hardware_of_profile(checked: Checked) -> Hardware:
     return simulated_hardware(checked.profile.simulation or Simulation())
 
 
+def load_of_service(text: str | None, options: LoadOptions) -> LoadOptions:
+    """Return the options with the load of a service's own text, if it has one."""
+    if text is None:
+        return options
+    given = understood("--load", lambda: parse_load(text))
+    if given is not None:
+        pattern, (rate, prompt, output) = given
+        own = replace(options, pattern=pattern, rate=rate)
+        return replace(own, prompt_tokens=prompt, output_tokens=output)
+    if not Path(text).exists():
+        raise typer.BadParameter(
+            f"{text!r} is neither a file nor a pattern; write {LOADS}", param_hint="--load"
+        )
+    return replace(options, trace=Path(text))
+
+
 def read_load(options: LoadOptions, model: ServiceModel, longest: int | None) -> PlayedLoad:
     """Return the load of a trace or a pattern. `longest`: tokens of the longest request that vLLM takes."""
     if (options.trace is None) == (options.pattern is None):
-        raise typer.BadParameter("give either --trace or --pattern", param_hint="--trace")
+        raise typer.BadParameter(
+            "give either --trace or --pattern, or --load", param_hint="--trace"
+        )
     if options.trace is not None:
         return _trace_load(options, options.trace, model, longest)
     return _pattern_load(options, options.pattern or Pattern.CONSTANT, model)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from fleetkeeper.common.budget import Budget
 from fleetkeeper.simulate.arguments import Kind
+from fleetkeeper.simulate.autoscalers import BUDGET
 from fleetkeeper.simulate.comparison import Result, Setting, Spread
 from fleetkeeper_steps.hardware import Hardware
 
@@ -76,6 +78,10 @@ class Report:
     def _advice(self, asked: float) -> str:
         """Return what to do about a missed objective, as far as the figures show it."""
         ours, *others = self.results
+        limits = [each for each in ours.decided if each.subject == BUDGET]
+        if limits:
+            after = duration_text(limits[0].time_s)
+            return f"{limits[0].message}, first after {after} (seed 1): raise --max-accelerators."
         figures, settings = ours.figures, ours.case.model.settings
         most, refused = settings.max_replicas, figures["refused"].median
         count = f"{refused:,.0f} requests were refused" if refused else ""
@@ -127,6 +133,70 @@ class Report:
             "notes": list(self.notes),
             "alternatives": [_alternative(result) for result in self.results],
         }
+
+
+class Total(NamedTuple):
+    """An alternative over all services: sums of their medians."""
+
+    name: str
+    requests: float
+    missed: float
+    """Requests that were refused, lost, late or unfinished."""
+    refused: float
+    gpu_hours: float
+    most_gpus: int
+    """The most accelerators of all replicas at a time, with seed 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """The reports of services that were played together."""
+
+    reports: tuple[Report, ...]
+    budget: Budget
+
+    @property
+    def headline(self) -> str:
+        """The services and their budgets in one line."""
+        gpus, spaces = self.budget.total_gpus, self.budget.gpus_by_namespace
+        bounds = [f"{gpus} GPUs"] * (gpus is not None)
+        bounds += [f"{bound} in namespace {name}" for name, bound in spaces.items()]
+        return f"{len(self.reports)} services under a budget of {', '.join(bounds)}"
+
+    @property
+    def totals(self) -> list[Total]:
+        """The total of each alternative. A fixed fleet that not every service has is left out."""
+        return [_total(row) for row in zip(*[r.results for r in self.reports], strict=False)]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the totals, and the report of each service."""
+        return {
+            "schema": SCHEMA,
+            "max_accelerators": self.budget.total_gpus,
+            "max_accelerators_by_namespace": dict(self.budget.gpus_by_namespace),
+            "totals": [total._asdict() for total in self.totals],
+            "services": [report.as_json() for report in self.reports],
+        }
+
+
+def _total(row: Sequence[Result]) -> Total:
+    requests = [result.figures["requests"].median for result in row]
+    attained = [result.figures["slo_attainment"].median for result in row]
+    name, *others = dict.fromkeys(result.name for result in row)
+    if others:
+        name = "static:" + "+".join(f"{result.case.alternative.number:g}" for result in row)
+    gpus = [
+        sum(m.replicas * each.case.model.gpus for m, each in zip(moments, row, strict=True))
+        for moments in zip(*(result.moments for result in row), strict=True)
+    ]
+    return Total(
+        name,
+        sum(requests),
+        sum(count * (1 - share) for count, share in zip(requests, attained, strict=True)),
+        sum(result.figures["refused"].median for result in row),
+        sum(result.figures["gpu_hours"].median for result in row),
+        max(gpus),
+    )
 
 
 def _reaches(result: Result, asked: float) -> bool:

@@ -10,10 +10,11 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from fleetkeeper.api.status_enums import Subject
+from fleetkeeper.simulate.autoscalers import BUDGET
 from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures
 from fleetkeeper.simulate.comparison import Result
 from fleetkeeper.simulate.recorder import DecisionMade
-from fleetkeeper.simulate.report.report import duration_text, spread_text, value_text
+from fleetkeeper.simulate.report.report import Total, duration_text, spread_text, value_text
 
 
 class Column(NamedTuple):
@@ -102,6 +103,7 @@ BATCH: Final = (
     Head("GPU HOURS", "with the batches, median"),
     Head("GPU HOURS WITHOUT", "of the same run without batches, median"),
 )
+TOTAL: Final = tuple(map(Head, ("MISSED", "REFUSED", "GPU HOURS", "MOST GPUS")))
 
 
 DECISIONS: Final = (
@@ -129,6 +131,22 @@ def tables_of(results: Sequence[Result]) -> list[Table]:
         caption = "Decisions of Fleetkeeper (seed 1)"
         found.append(Table(caption, DECISIONS, rows, "TIME (SEED 1)", MAX_DECISIONS))
     return [*found, _figures("CPU time per run", CPU, results)]
+
+
+def total_table(totals: Sequence[Total]) -> Table:
+    """Return the table of several services: what all their clients missed, and what all of them cost."""
+    rows = []
+    for number, total in enumerate(totals):
+        missed = total.missed / total.requests if total.requests else math.nan
+        figures = (
+            (missed, "percent"),
+            (total.refused, "whole"),
+            (total.gpu_hours, "number"),
+            (total.most_gpus, "whole"),
+        )
+        cells = tuple(Cell(value_text(value, form)) for value, form in figures)
+        rows.append(Row(number, total.name, cells))
+    return Table("All services", TOTAL, tuple(rows), "ALL SERVICES")
 
 
 def _figures(caption: str, columns: Sequence[Column], results: Sequence[Result]) -> Table:
@@ -185,16 +203,20 @@ def _ends(figures: BatchFigures) -> Iterator[tuple[str, ...]]:
 
 
 def _decisions(decided: Sequence[DecisionMade]) -> Iterator[Row]:
-    """Yield each breaker with its first opening, and then each change of the replicas."""
-    openings = Counter(each.after for each in decided if each.subject == Subject.BREAKER)
-    for after, count in openings.items():
-        breaker = after.partition(" ")[0]
-        times = f" {count} times" * (count > 1)
-        first = next(each for each in decided if each.after == after)
-        yield _decision(f"{breaker} breaker opened{times}", first)
+    """Yield each breaker and the limit of the budget, the first time, and then each change of the replicas."""
+    once = [(_once(each), each) for each in decided if each.subject != Subject.REPLICAS]
+    for what, count in Counter(what for what, _ in once).items():
+        first = next(each for of, each in once if of == what)
+        yield _decision(f"{what}{f' {count} times' * (count > 1)}", first)
     for each in decided:
         if each.subject == Subject.REPLICAS:
             yield _decision(f"replicas {each.before} -> {each.after}", each)
+
+
+def _once(made: DecisionMade) -> str:
+    if made.subject == BUDGET:
+        return "limited by the budget"
+    return f"{made.after.partition(' ')[0]} breaker opened"
 
 
 def _decision(change: str, made: DecisionMade) -> Row:

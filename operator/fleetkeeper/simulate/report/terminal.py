@@ -6,8 +6,15 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fleetkeeper.simulate.report.report import Report
-from fleetkeeper.simulate.report.tables import Cell, Table, tables_of
+from fleetkeeper.simulate.report.report import FleetReport, Report
+from fleetkeeper.simulate.report.tables import Cell, Table, tables_of, total_table
+
+
+def fleet_tables(fleet: FleetReport) -> Group:
+    """Return the totals of several services, and the report of each."""
+    reports = [part for report in fleet.reports for part in (Text(), report_tables(report))]
+    head = Text(fleet.headline, style="bold")
+    return Group(head, Text(), _drawn(total_table(fleet.totals)), *reports)
 
 
 def report_tables(report: Report) -> Group:
