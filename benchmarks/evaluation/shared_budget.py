@@ -1,6 +1,6 @@
 """Several services under one GPU budget, beside an HPA each on an equal share of it.
 
-    python benchmarks/evaluation/shared_budget.py [--seeds 1,2,3] [--cases NAMES]
+    python benchmarks/evaluation/shared_budget.py [--seeds N] [--cases NAMES]
 
 Prints a table: medians over the seeds. `missed` counts the requests that were refused, lost, late or
 unfinished. Each service has chat on a 70B model (4 GPUs a replica). Case names are separated by semicolons.
@@ -12,12 +12,11 @@ import argparse
 import math
 import multiprocessing
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
-from statistics import median
 from typing import Final, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,13 +25,16 @@ from scenes import CHAT, H100_70B, HOUR, START_70B, modulated
 
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.budget import Budget
-from fleetkeeper.simulate.autoscalers import Autoscaler, ControlLoop, Hpa, concurrency
-from fleetkeeper.simulate.closed_loop import Load, Scenario, run_together
-from fleetkeeper.simulate.loads.arrivals import untiered
+from fleetkeeper.simulate.arguments import FLEETKEEPER, parse_alternatives
+from fleetkeeper.simulate.closed_loop import Load
+from fleetkeeper.simulate.comparison import Case as Compared
+from fleetkeeper.simulate.comparison import Setting, compare_together
+from fleetkeeper.simulate.report.report import Total, total_of
+from fleetkeeper.simulate.service_model import ServiceModel
 
 GPUS: Final = 4
-STOCK: Final = replace(H100_70B, queue_limits=None, max_tokens=512)
-"""Engines beside the HPAs: 512 tokens a step are better for them than the 8,192 of the start."""
+HPA: Final = "hpa-concurrency:{}@512"
+"""512 tokens a step are better for stock engines than the 8,192 of the start."""
 HPA_TARGETS: Final = (20, 30, 40)
 """Concurrency of a replica that the HPAs hold. The table has the best one, judged by what it missed."""
 
@@ -86,95 +88,85 @@ TOGETHER: Final = {"two, bursts of 3 min at once": 2}
 
 
 class Job(NamedTuple):
-    """A run."""
+    """A case and its autoscaler."""
 
     case: str
-    seed: int
     hpa: int = 0
     """Target of the HPAs; 0 for Fleetkeeper."""
 
 
 class Row(NamedTuple):
-    """What came of a run."""
+    """What came of a job."""
 
     job: Job
-    requests: int
-    missed: int
-    gpu_hours: float
-    reversals: int
+    total: Total
+    reversals: float
+
+    @property
+    def missed(self) -> float:
+        """The share of missed requests."""
+        return self.total.missed / self.total.requests
 
 
-def play(job: Job) -> Row:
-    """Play one run."""
+def play(job: Job, seeds: int) -> Row:
+    """Play one job, with every seed."""
     case = CASES[job.case]
     count = TOGETHER.get(job.case, case.services)
-    scenarios = [_scenario(case, number, count, job) for number in range(count)]
-    outcomes = [outcome for outcome, _ in run_together(scenarios, Budget(case.replicas * GPUS))]
-    good = sum(tier.good for outcome in outcomes for tier in outcome.tiers)
-    requests = sum(outcome.arrivals for outcome in outcomes)
-    hours = sum(outcome.gpu_hours for outcome in outcomes)
-    return Row(
-        job, requests, requests - good, hours, sum(outcome.reversals() for outcome in outcomes)
+    gpus = case.replicas * GPUS
+    model = ServiceModel(
+        ControlSettings(max_replicas=case.replicas), H100_70B, START_70B, GPUS, 2, 300.0
     )
+    played = FLEETKEEPER
+    if job.hpa:
+        (played,) = parse_alternatives(HPA.format(job.hpa))
+    services = [
+        (
+            [Compared(model, played)],
+            Setting(
+                case.load(number % case.services),
+                case.hours * HOUR,
+                seeds=seeds,
+                service=("default", f"service-{number}"),
+                number=number,
+                share=gpus // count,
+            ),
+        )
+        for number in range(count)
+    ]
+    results = [result for (result,) in compare_together(services, Budget(gpus))]
+    reversals = sum(result.figures["replica_reversals"].median for result in results)
+    return Row(job, total_of(results), reversals)
 
 
-def _scenario(case: Case, number: int, count: int, job: Job) -> Scenario:
-    settings = ControlSettings(max_replicas=case.replicas)
-
-    def autoscaler() -> Autoscaler:
-        if job.hpa:
-            return Hpa(concurrency, job.hpa, 1, case.replicas // count)
-        return ControlLoop(settings, gpus=GPUS, key=("default", f"service-{number}"))
-
-    load = case.load(number % case.services)
-    return Scenario(
-        case.hours * HOUR,
-        untiered(load) if job.hpa else load,
-        autoscaler,
-        STOCK if job.hpa else H100_70B,
-        gpus=GPUS,
-        cold_start=START_70B,
-        seed=100 * job.seed + number,
-    )
-
-
-def table(rows: list[Row]) -> str:
+def table(rows: Iterable[Row]) -> str:
     """Return the table of medians."""
     text = [
         "| case | missed | best HPAs | GPU-hours | HPAs | reversals |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for case in dict.fromkeys(row.job.case for row in rows):
-
-        def of(hpa: int, value: Callable[[Row], float], case: str = case) -> float:
-            return median(value(row) for row in rows if row.job[::2] == (case, hpa))
-
-        def missed(row: Row) -> float:
-            return row.missed / row.requests
-
-        best = min(HPA_TARGETS, key=lambda target: of(target, missed))
-        cells = [f"{of(hpa, missed):.1%}" for hpa in (0, best)]
-        cells += [f"{of(hpa, lambda row: row.gpu_hours):.1f}" for hpa in (0, best)]
-        cells.append(f"{of(0, lambda row: row.reversals):.0f}")
-        text.append(f"| {case} | {' | '.join(cells)} |")
+    for case, of_case in groupby(sorted(rows), lambda row: row.job.case):
+        ours, *hpas = of_case
+        best = min(hpas, key=lambda row: row.missed)
+        missed = " | ".join(f"{row.missed:.1%}" for row in (ours, best))
+        hours = " | ".join(f"{row.total.gpu_hours:.1f}" for row in (ours, best))
+        text.append(f"| {case} | {missed} | {hours} | {ours.reversals:.0f} |")
     return "\n".join(text)
 
 
 def main() -> None:
-    """Play all runs on all cores, and print the table."""
+    """Play all jobs on all cores, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cases", default=";".join(CASES))
     words = parser.parse_args()
-    seeds = [int(seed) for seed in words.seeds.split(",")]
-    jobs = [Job(*row) for row in product(words.cases.split(";"), seeds, (0, *HPA_TARGETS))]
+    jobs = [Job(*row) for row in product(words.cases.split(";"), (0, *HPA_TARGETS))]
     rows = []
     with multiprocessing.Pool() as pool:
-        for number, row in enumerate(pool.imap_unordered(play, jobs), 1):
+        for row in pool.imap_unordered(partial(play, seeds=words.seeds), jobs):
             rows.append(row)
-            print(f"\r{number}/{len(jobs)} runs", end="", file=sys.stderr, flush=True)
+            print(f"\r{len(rows)}/{len(jobs)} jobs", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    print(table(sorted(rows)))
+    print(table(rows))
 
 
 if __name__ == "__main__":

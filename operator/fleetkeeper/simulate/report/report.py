@@ -166,7 +166,7 @@ class FleetReport:
     @property
     def totals(self) -> list[Total]:
         """The total of each alternative. A fixed fleet that not every service has is left out."""
-        return [_total(row) for row in zip(*[r.results for r in self.reports], strict=False)]
+        return [total_of(row) for row in zip(*[r.results for r in self.reports], strict=False)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the totals, and the report of each service."""
@@ -179,7 +179,8 @@ class FleetReport:
         }
 
 
-def _total(row: Sequence[Result]) -> Total:
+def total_of(row: Sequence[Result]) -> Total:
+    """Return the total of an alternative, of which each service has a result."""
     requests = [result.figures["requests"].median for result in row]
     attained = [result.figures["slo_attainment"].median for result in row]
     name, *others = dict.fromkeys(result.name for result in row)
