@@ -174,7 +174,8 @@ def _ask(
 ) -> None:
     """Ask for a kept replica for the most urgent service that lacks one for long.
 
-    Not while as many accelerators of the same budget are about to become free.
+    Not while as many accelerators of the same budget are about to become free, and not if all kept replicas
+    would make no room for one of this service.
     """
     for want in limited:
         if want.lacks is Lack.NOTHING:
@@ -186,7 +187,13 @@ def _ask(
         freed = sum(
             max(0, other.supplied - other.replicas) * other.gpus_per_replica for other in near
         )
-        if not able or usage.leaving(scope) + freed >= lacking:
+        soon = usage.leaving(scope) + freed
+        if not able or soon >= lacking:
+            continue
+        held = granted[want.key].replicas * want.gpus_per_replica
+        free = max(0, (usage.allowance(want.key).gpus or 0) - held)
+        kept = sum(other.kept * other.gpus_per_replica for other in able)
+        if free + soon + kept < want.gpus_per_replica:
             continue
         granted[want.key] = replace(granted[want.key], confirms=True)
         if want.lacks is Lack.CONFIRMED:

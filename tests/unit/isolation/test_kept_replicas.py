@@ -72,6 +72,21 @@ def test_what_becomes_free_soon_is_not_asked_for_again() -> None:
     assert asked(replace(LACKS, replicas=3), releasing, other) == ([], [])
 
 
+def test_nothing_is_asked_that_makes_no_room_for_a_replica() -> None:
+    """Of four accelerators, three could become free: the reserve would be gone, and nobody would use them."""
+    large = Want("a", "large", 2, 1, gpus_per_replica=4, lacks=Lack.CONFIRMED)
+    assert asked(large, KEEPS, budget=Budget(10)) == ([], [])
+    expected = (["keeps"], ["large"])
+    assert asked(large, replace(KEEPS, kept=4), budget=Budget(10)) == expected
+    assert asked(large, KEEPS, budget=Budget(11)) == expected, "one is free"
+    assert asked(large, KEEPS, budget=Budget(11), leaving=1) == expected, "one is becoming free"
+    smaller = replace(LACKS, replicas=3, breach=0.0)
+    assert asked(replace(large, breach=9.0), smaller, KEEPS, budget=Budget(12)) == (
+        ["keeps"],
+        ["lacks"],
+    )
+
+
 def test_the_budget_of_a_namespace_is_relieved_within_it() -> None:
     budget = Budget(None, {"a": 2})
     assert asked(LACKS, KEEPS, budget=budget) == ([], [])
