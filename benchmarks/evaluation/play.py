@@ -82,6 +82,14 @@ class Figures(NamedTuple):
     most: int
 
 
+_rejected_ratio = load_breaker.rejected_ratio
+
+
+def _without_waiting(served_per_s: float, offered_per_s: float, waiting: float = 0.0) -> float:
+    del waiting
+    return _rejected_ratio(served_per_s, offered_per_s)
+
+
 RULES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     "prefill wait in the capacity": ((targets, "prefill_wait_s", lambda *_: 0.0),),
     "mean demand (plan for the last 30 s)": (
@@ -93,7 +101,7 @@ RULES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
     ),
     "replicas kept after a surge": ((scale_down, "SURGE_DELAYS", 0.0),),
     "a queue must last": ((objectives, "LONG_QUEUE", 0.0),),
-    "refused requests count as a lasting queue": (
+    "refused requests order without a model": (
         (need, "refuses", lambda *_: False),
         (need, "_sheds_batch", lambda *_: False),
     ),
@@ -105,7 +113,7 @@ RULES: Mapping[str, tuple[tuple[Any, str, Any], ...]] = {
         ),
     ),
     "limits": ((decide, "RULES", ()),),
-    "shedding that drains the queue": ((load_breaker, "QUEUE_DRAIN_S", 1e9),),
+    "shedding that drains the queue": ((load_breaker, "rejected_ratio", _without_waiting),),
 }
 """What replaces a rule to switch it off: (module, name, value)."""
 

@@ -15,7 +15,7 @@ RATE_S: Final = 30.0
 WINDOW_S: Final = 10.0
 """Length of a judged window; windows are disjoint, so two windows are two independent observations."""
 WINDOWS_KEPT: Final = 6
-"""Windows kept in memory: the longest rule uses four."""
+"""Windows kept in memory: a minute. A queue in all of them no longer counts as one that drains by itself."""
 FRESH_S: Final = 15.0
 """A sample up to three scrapes old may raise and lower."""
 AGEING_S: Final = 60.0
@@ -27,9 +27,8 @@ OVERDUE_S: Final = 2.5
 FUTURE_S: Final = 5.0
 """A sample may be this far ahead of the operator's clock (skew between nodes), else it is rejected."""
 WARM_UP_S: Final = 60.0
-"""Warm-up of a pod: its first minute (graph capture, cold caches) says nothing about its speed."""
-RESET_S: Final = 60.0
-"""A pod whose counters went backward (engine restarted) is left out for as long as a warm-up."""
+"""Warm-up of a pod: its first minute (graph capture, cold caches) says nothing about its speed, nor does
+the minute after its engine restarted."""
 MIN_SPAN_S: Final = 4.0
 """Rates need samples at least this far apart: less than one scrape interval measures only jitter."""
 
@@ -66,8 +65,6 @@ after this long will not."""
 # Step-time model and targets
 OBJECTIVE_RATIO: Final = 0.9
 """Targets aim at nine tenths of an objective: the mean must be below what 95% attain."""
-PREFILL_CV2: Final = 1.0
-"""Squared coefficient of variation of the time that a prompt takes, which is not measured (exponential)."""
 PREFILL_WAIT: Final = 1.25
 """Mean wait for other prompts at a replica's capacity, in queue wait objectives, times the quantile of the
 attainment (1.64 at 95%: 0.76 objectives): half of the requests wait for nothing."""
@@ -101,10 +98,9 @@ MODEL_ERROR_RATIO: Final = 0.2
 """Upper bound for the standard error of a predicted batch time, as a ratio of the prediction."""
 MODEL_OFF_RATIO: Final = 0.5
 """The model is wrong if it is off by more than half of the measured mean."""
-MODEL_OFF_WINDOWS: Final = 5
-"""Wrong for this many windows (ten ticks): the control breaker opens."""
-MODEL_PROVEN_WINDOWS: Final = 5
-"""Only the errors of a model that was right for this many windows show that something broke."""
+MODEL_WINDOWS: Final = 5
+"""Right for this many windows (ten ticks), the model is proven. If it is then wrong for as many, something
+broke, and the control breaker opens."""
 
 # Batch limits
 LOW_POINTS: Final = 0.02
@@ -123,8 +119,6 @@ LASTING_RATIO: Final = 0.75
 """Queue wait attainment below which a window is part of a lasting queue."""
 LONG_QUEUE: Final = 20.0
 """A queue that takes more objectives than this to serve (10 s by default) needs no minute to count."""
-LASTING_WINDOWS: Final = 6
-"""Windows after which a queue no longer counts as one that drains by itself."""
 UP_EVERY_S: Final = 30.0
 """At most one raise in this time: its effect must show first (two windows and a scrape)."""
 DOWN_EVERY_S: Final = 10.0
@@ -134,7 +128,7 @@ UP_FACTOR: Final = 1.1
 DOWN_FACTOR: Final = 0.9
 """A notch of sequences down if the model places the limits near the target."""
 CUT_FACTOR: Final = 0.8
-"""A notch of sequences down without a model (multiplicative decrease)."""
+"""Sequences down without a model (multiplicative decrease), and for the KV cache or the memory cap."""
 NEAR_NOTCHES: Final = 2
 """Moves of at most so many notches follow the load: the control breaker counts larger ones only."""
 QUEUE_UP_FACTOR: Final = 1.25
@@ -149,8 +143,6 @@ KV_HIGH_RATIO: Final = 0.92
 """Above this KV cache usage, preemptions are imminent."""
 KV_LOW_RATIO: Final = 0.85
 """Below this KV cache usage, a larger batch may help a queue."""
-KV_CUT_FACTOR: Final = 0.8
-"""Sequences after a cut, as a share of those that run."""
 FEED_FORWARD_RATIO: Final = 0.1
 """The target of sequences must move by more than a tenth before it is followed."""
 MODEL_CUT_FACTOR: Final = 0.5
@@ -238,10 +230,6 @@ STANDARD_OPEN: Final = 3.0
 """Pressure above which a share of the standard requests is shed."""
 STANDARD_OPEN_TICKS: Final = 3
 """Ticks in a row above it that open standard."""
-STANDARD_AFTER_BATCH_S: Final = 30.0
-"""The batch breaker must have been open for this long first: that may be enough."""
-QUEUE_DRAIN_S: Final = 30.0
-"""While a tier is shed, its queue must drain in this time: a longer wait makes an answer useless."""
 SERVED_FACTOR: Final = 0.9
 """Admitted rate as a share of the served rate: the queue must shrink."""
 REJECT_MAX: Final = 0.95
@@ -251,7 +239,8 @@ REJECT_STEP: Final = 0.3
 ADMIT_STEP: Final = 0.1
 """... and rises by at most this."""
 CLIENT_WAIT_S: Final = 30.0
-"""Realtime requests are shed only if the oldest one has waited longer than a client does."""
+"""A client waits no longer. Realtime requests are shed only if the oldest one has, and the queue of a tier
+that is shed must drain in this time."""
 CLEAN: Final = 0.7
 """Pressure below which a tick is clean."""
 CLEAN_TICKS: Final = 3
@@ -259,7 +248,8 @@ CLEAN_TICKS: Final = 3
 HALF_OPEN_RATIO: Final = 0.1
 """Share admitted first when half-open, doubled with each clean tick."""
 LOAD_OPEN_S: Final = (30.0, 300.0)
-"""Shortest and longest time that a tier stays open before it is half-open (doubling)."""
+"""Shortest and longest time that a tier stays open before it is half-open (doubling). Batch must have been
+open for the shortest before standard opens: that may be enough."""
 
 # Control breaker
 LOST_TICKS: Final = 3
@@ -269,9 +259,8 @@ FAILURES: Final = 3
 FAILURES_S: Final = 300.0
 """Span in which failures are counted."""
 NOT_IN_EFFECT_S: Final = 120.0
-"""Limits that a busy scheduler has not applied for this long (one lease) open the breaker."""
-REPLICAS_NOT_IN_EFFECT_S: Final = 120.0
-"""A Deployment without the allocated replicas for this long opens the breaker."""
+"""Limits that a busy scheduler has not applied for this long (one lease) open the breaker, as does a
+Deployment without the allocated replicas."""
 DIRECTION_CHANGES: Final = 4
 """Changes of direction (up, down, up ...) by more than two notches within DIRECTION_S that open the
 breaker for oscillation."""
@@ -282,13 +271,11 @@ WORSE_POINTS: Final = 0.05
 GOOD_S: Final = 600.0
 """Limits under which the objectives were attained for this long are the last known good ones."""
 CONTROL_OPEN_S: Final = (120.0, 1800.0)
-"""Shortest and longest time open (doubling)."""
+"""Shortest and longest time open (doubling). After the longest, it opens with the shortest again."""
 COMPARE_TICKS: Final = 3
 """Half-open: ticks in which decisions are computed but not applied."""
 GOOD_TICKS: Final = 5
 """Half-open: good ticks with one notch on one pod that close the breaker."""
-CALM_S: Final = 1800.0
-"""After the breaker was closed for this long, it opens with the shortest time again."""
 
 # Remedies
 REMEDY_STEPS: Final = 4
@@ -303,11 +290,7 @@ FRAGMENTED_RATIO: Final = 0.3
 """Unused share of the allocator's memory above which an ordinary prefill may find no large enough block."""
 FRAGMENTED_S: Final = 600.0
 """In every sample for this long: memory left by one burst is reused or freed within minutes."""
-FRAGMENTED_GAP_S: Final = FRESH_S
-"""Samples further apart than three scrapes do not cover the time between them: the 10 minutes restart."""
 FRAGMENTED_EVERY_S: Final = 3600.0
 """Minimum time between two restarts for fragmentation: if it returns sooner, restarts do not help."""
-OVER_CAP_FACTOR: Final = 0.8
-"""Share of the sequences that is kept when memory use is above the cap."""
 DECISIONS_KEPT: Final = 10
 """Decisions kept in the status."""

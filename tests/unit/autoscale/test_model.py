@@ -33,7 +33,7 @@ from fleetkeeper.autoscale.capacity.targets import (
     prefill_wait_s,
     promptly_served,
 )
-from fleetkeeper.autoscale.constants import COVARIANCE_MAX, MODEL_OFF_WINDOWS, TOKEN_NOTCHES
+from fleetkeeper.autoscale.constants import COVARIANCE_MAX, MODEL_WINDOWS, TOKEN_NOTCHES
 from fleetkeeper.autoscale.signals.samples import Counters, Gauges
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.signals.windows import Window
@@ -202,9 +202,9 @@ def test_a_model_that_misses_by_half_is_counted() -> None:
         *(3 * value for value in (truth.t0_s, truth.w_s, truth.g_s, truth.b_s, truth.c_s))
     )
     model, random = fitted(truth), Random(5)
-    for _ in range(MODEL_OFF_WINDOWS):
+    for _ in range(MODEL_WINDOWS):
         model = learned(model, window_of(slow, random))
-    assert model.off_windows >= MODEL_OFF_WINDOWS
+    assert model.off_windows >= MODEL_WINDOWS
 
 
 def test_a_model_learned_from_warm_up_steps_is_doubted_not_called_off() -> None:
@@ -221,7 +221,7 @@ def test_a_model_learned_from_warm_up_steps_is_doubted_not_called_off() -> None:
         model = learned(model, window_of(truth, random, load=load, number=number))
         doubted += model.is_doubted
         assert model.off_windows == 0
-    assert doubted >= MODEL_OFF_WINDOWS
+    assert doubted >= MODEL_WINDOWS
     assert model.is_proven
     assert not model.is_doubted
 

@@ -17,8 +17,8 @@ from fleetkeeper.autoscale.capacity.least_squares import Fit, Matrix, Vector, un
 from fleetkeeper.autoscale.constants import (
     MODEL_ERROR_RATIO,
     MODEL_OFF_RATIO,
-    MODEL_PROVEN_WINDOWS,
     MODEL_STEPS,
+    MODEL_WINDOWS,
 )
 from fleetkeeper.autoscale.signals.windows import Window
 from fleetkeeper_contract.step_terms import StepSums
@@ -77,7 +77,7 @@ class StepModel:
     @property
     def is_proven(self) -> bool:
         """Return whether it was right for long enough: an engine's first steps (warm-up) mislead it."""
-        return self.right_windows >= MODEL_PROVEN_WINDOWS
+        return self.right_windows >= MODEL_WINDOWS
 
     @property
     def is_doubted(self) -> bool:
@@ -137,7 +137,7 @@ def learned(model: StepModel, window: Window) -> StepModel:
 def _fared(model: StepModel, *, off: bool) -> StepModel:
     """Return the model after one more window in which it was right or `off`."""
     if not off:
-        right = min(MODEL_PROVEN_WINDOWS, model.right_windows + 1)
+        right = min(MODEL_WINDOWS, model.right_windows + 1)
         return replace(model, off_windows=0, right_windows=right, missed=False)
     if model.is_proven:
         return replace(model, off_windows=model.off_windows + 1, missed=True)

@@ -21,7 +21,6 @@ from fleetkeeper.autoscale.constants import (
     KV_SEQUENCES_RATIO,
     KV_SPREAD,
     OBJECTIVE_RATIO,
-    PREFILL_CV2,
     PREFILL_WAIT,
     PREFILL_WAIT_MAX,
     TOKEN_NOTCHES,
@@ -129,8 +128,8 @@ class Targets:
 def prefill_wait_s(model: StepTime, n: float, shape: Shape) -> float:
     """Return the mean time that a prompt waits for others, with `n` sequences in balance.
 
-    Prompts share the tokens that the sequences leave of each step: an M/G/1 queue (Pollaczek-Khinchine)
-    whose service time D is that of the full steps that a prompt takes. Infinite if they are too many.
+    Prompts share the tokens that the sequences leave of each step: a queue whose service
+    time is that of the full steps that a prompt takes, assumed exponential (M/M/1). Infinite if they are too many.
     """
     room = shape.step_tokens - n
     if room <= 0:
@@ -141,7 +140,7 @@ def prefill_wait_s(model: StepTime, n: float, shape: Shape) -> float:
     busy = arrivals_per_s * took_s
     if busy >= 1.0:
         return float("inf")
-    return busy / (1.0 - busy) * took_s * (1.0 + PREFILL_CV2) / 2.0
+    return busy / (1.0 - busy) * took_s
 
 
 def capacity_of(

@@ -14,7 +14,6 @@ from typing import Final
 
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.constants import (
-    CALM_S,
     COMPARE_TICKS,
     CONTROL_OPEN_S,
     DIRECTION_CHANGES,
@@ -24,9 +23,8 @@ from fleetkeeper.autoscale.constants import (
     GOOD_S,
     GOOD_TICKS,
     LOST_TICKS,
-    MODEL_OFF_WINDOWS,
+    MODEL_WINDOWS,
     NOT_IN_EFFECT_S,
-    REPLICAS_NOT_IN_EFFECT_S,
     WORSE_POINTS,
 )
 from fleetkeeper.autoscale.types import Limits
@@ -123,7 +121,7 @@ def _causes(breaker: ControlBreaker, evidence: Evidence, now: float) -> Iterator
     if late_s > NOT_IN_EFFECT_S:
         yield "LimitsNotInEffect", f"batch limits are not in effect after {late_s:.0f} s"
     late_s = evidence.replicas_late_s
-    if late_s > REPLICAS_NOT_IN_EFFECT_S:
+    if late_s > NOT_IN_EFFECT_S:
         yield "ReplicasNotInEffect", f"allocated replicas are not in effect after {late_s:.0f} s"
     since = max(breaker.ignore_before, now - DIRECTION_S)
     count = sum(1 for time in evidence.reversals if time > since)
@@ -133,7 +131,7 @@ def _causes(breaker: ControlBreaker, evidence: Evidence, now: float) -> Iterator
     if evidence.worse is not None and evidence.worse.is_much:
         points = 100 * evidence.worse.by
         yield "WorseAfterChange", f"SLO attainment fell {points:.1f} points after a limit increase"
-    if evidence.model_off_windows >= MODEL_OFF_WINDOWS:
+    if evidence.model_off_windows >= MODEL_WINDOWS:
         yield "StepTimeModelInaccurate", "the step-time model is off by more than 50%"
 
 
@@ -178,7 +176,7 @@ def decide_control_breaker(
         return breaker
     if cause[0] == OSCILLATING:
         breaker = replace(breaker, last_good=evidence.limits or breaker.last_good)
-    wait_s = CONTROL_OPEN_S[0] if now - breaker.since > CALM_S else breaker.wait_s
+    wait_s = CONTROL_OPEN_S[0] if now - breaker.since > CONTROL_OPEN_S[1] else breaker.wait_s
     return _open(breaker, cause, now, wait_s)
 
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from fleetkeeper.api.conditions import DocumentedEnum
 from fleetkeeper.autoscale.constants import (
     FRAGMENTED_EVERY_S,
-    FRAGMENTED_GAP_S,
     FRAGMENTED_RATIO,
     FRAGMENTED_S,
+    FRESH_S,
 )
 from fleetkeeper.autoscale.signals.pod_history import PodTrack, grade_of, has_rates, is_warmed_up
 from fleetkeeper.autoscale.types import ControlInputs, Decision, Grade, decide, no_change
@@ -86,7 +86,7 @@ def with_readings(
     for pod, last in readings.items():
         if last.ratio > FRAGMENTED_RATIO:
             run = memory.runs.get(pod)
-            continues = run is not None and 0 <= last.time - run.last.time <= FRAGMENTED_GAP_S
+            continues = run is not None and 0 <= last.time - run.last.time <= FRESH_S
             runs[pod] = Run(run.since if run and continues else last.time, last)
     return memory if runs == memory.runs else replace(memory, runs=runs)
 

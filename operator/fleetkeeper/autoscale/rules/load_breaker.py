@@ -30,12 +30,10 @@ from fleetkeeper.autoscale.constants import (
     LOAD_OPEN_S,
     MIN_REQUESTS,
     PRESSURE_KV_RATIO,
-    QUEUE_DRAIN_S,
     RATE_S,
     REJECT_MAX,
     REJECT_STEP,
     SERVED_FACTOR,
-    STANDARD_AFTER_BATCH_S,
     STANDARD_OPEN,
     STANDARD_OPEN_TICKS,
     WARM_UP_S,
@@ -124,7 +122,7 @@ def rejected_ratio(served_per_s: float, offered_per_s: float, waiting: float = 0
     """
     if offered_per_s * RATE_S < MIN_REQUESTS:
         return 0.0
-    admitted = SERVED_FACTOR * served_per_s - waiting / QUEUE_DRAIN_S
+    admitted = SERVED_FACTOR * served_per_s - waiting / CLIENT_WAIT_S
     return min(REJECT_MAX, max(0.0, 1.0 - admitted / offered_per_s))
 
 
@@ -264,7 +262,7 @@ def _standard_view(
     batch, rates = breaker.batch, signals.rates
     # Without batch requests, shedding batch cannot be enough.
     after_batch = (
-        (batch.state is BreakerState.OPEN and now - batch.since >= STANDARD_AFTER_BATCH_S)
+        (batch.state is BreakerState.OPEN and now - batch.since >= LOAD_OPEN_S[0])
         or rates.arrivals_batch == 0.0
         or not breaker.standard.is_closed
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fleetkeeper.api.status_enums import BreakerState
 from fleetkeeper.autoscale.capacity.demand import needed_replicas
-from fleetkeeper.autoscale.constants import DEMAND_TICKS, STANDARD_AFTER_BATCH_S
+from fleetkeeper.autoscale.constants import DEMAND_TICKS, LOAD_OPEN_S
 from fleetkeeper.autoscale.rules.batch.raises import step_up_possible
 from fleetkeeper.autoscale.rules.batch.values import BatchMemory
 from fleetkeeper.autoscale.rules.deadline import DeadlineNeed, deadline_need
@@ -98,7 +98,7 @@ def _batch_yields_first(state: TickState, now: float) -> bool:
     comes = rates.arrivals_batch + rates.wait_count_batch > 0
     if state.backlog is None or not state.settings.gates or not comes:
         return False
-    return batch.state is not BreakerState.OPEN or now - batch.since < STANDARD_AFTER_BATCH_S
+    return batch.state is not BreakerState.OPEN or now - batch.since < LOAD_OPEN_S[0]
 
 
 def _is_slow_at_floor(state: TickState, batch: BatchMemory) -> bool:

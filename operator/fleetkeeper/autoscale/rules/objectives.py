@@ -10,7 +10,6 @@ from fleetkeeper.autoscale.constants import (
     HIGH_POINTS,
     HIGH_WINDOWS,
     LASTING_RATIO,
-    LASTING_WINDOWS,
     LONG_QUEUE,
     LOW_POINTS,
     LOW_WINDOWS,
@@ -18,6 +17,7 @@ from fleetkeeper.autoscale.constants import (
     NEAR_WAIT_RATIO,
     RATE_S,
     SHORT_STEP_RATIO,
+    WINDOWS_KEPT,
 )
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.signals.windows import Window
@@ -78,8 +78,8 @@ def wait_lasts(signals: Signals, settings: ControlSettings) -> bool:
         return False
     if _is_long(signals.waiting, signals, settings):
         return True
-    last = signals.windows[-LASTING_WINDOWS:]
-    return len(last) == LASTING_WINDOWS and all(
+    last = signals.windows[-WINDOWS_KEPT:]
+    return len(last) == WINDOWS_KEPT and all(
         window.requests > 0 and window.waited_within < LASTING_RATIO * window.requests
         for window in last
     )

@@ -15,7 +15,6 @@ from fleetkeeper.autoscale.constants import (
     OVERDUE_SCRAPES,
     RATE_S,
     REJECTIONS_STALE,
-    RESET_S,
     TICK_S,
     WARM_UP_S,
     WINDOW_S,
@@ -78,7 +77,7 @@ def accept(track: PodTrack, sample: PodSample, slowest_step_s: float, now: float
         track = _recounted(track, sample)
         newest = track.newest
     if newest is not None and is_reset(sample, newest) and not why_impossible(sample, 0.0, None):
-        return PodTrack(track.pod, (sample,), None, out_until=now + RESET_S)
+        return PodTrack(track.pod, (sample,), None, out_until=now + WARM_UP_S)
     limit_s = float("inf")
     if slowest_step_s > 0:
         limit_s = max(BATCH_TIME_BELIEVED_S, BATCH_TIME_OUTLIER * slowest_step_s)

@@ -12,9 +12,7 @@ from fleetkeeper.autoscale.constants import (
     CUT_FACTOR,
     DOWN_EVERY_S,
     DOWN_FACTOR,
-    KV_CUT_FACTOR,
     KV_HIGH_RATIO,
-    OVER_CAP_FACTOR,
     PREEMPTIONS_PER_S,
     UP_EVERY_S,
 )
@@ -44,7 +42,7 @@ def relieve_kv(view: BatchView, memory: BatchMemory, limits: Limits, now: float)
     ):
         return None
     running = running_per_pod(signals)
-    sequences = math.floor((1.0 if view.pending else KV_CUT_FACTOR) * running)
+    sequences = math.floor((1.0 if view.pending else CUT_FACTOR) * running)
     if sequences < 1 or sequences >= limits.sequences:
         return None
     return decide(
@@ -60,7 +58,7 @@ def relieve_cap(view: BatchView, memory: BatchMemory, limits: Limits, now: float
     if view.signals.memory_used_ratio <= cap or now - memory.changed < UP_EVERY_S:
         return None
     running = running_per_pod(view.signals)
-    sequences = math.floor(OVER_CAP_FACTOR * min(limits.sequences, max(running, 1.0)))
+    sequences = math.floor(CUT_FACTOR * min(limits.sequences, max(running, 1.0)))
     if sequences >= limits.sequences or limits.sequences <= view.settings.min_sequences:
         return None
     return decide(
