@@ -73,7 +73,7 @@ def test_what_becomes_free_soon_is_not_asked_for_again() -> None:
 
 
 def test_nothing_is_asked_that_makes_no_room_for_a_replica() -> None:
-    """Of four accelerators, three could become free: the reserve would be gone, and nobody would use them."""
+    """Of four accelerators, three could become free: the reserve would be gone, and no replica would start."""
     large = Want("a", "large", 2, 1, gpus_per_replica=4, lacks=Lack.CONFIRMED)
     assert asked(large, KEEPS, budget=Budget(10)) == ([], [])
     expected = (["keeps"], ["large"])
