@@ -343,3 +343,12 @@ def test_what_is_kept_is_what_only_the_surge_holds() -> None:
     assert kept(view(), replace(KEPT, since=NOW - 599)) == 0
     assert kept(view(signals=signals(queue_wait_s=0.13))) == 0
     assert kept(view(breakers_closed=False)) == 0
+
+
+def test_a_pod_that_misses_a_scrape_counts_as_full_and_restarts_no_delay() -> None:
+    """In a large fleet there is always one: it must not keep replicas that no request needs."""
+    silent = signals(coverage=0.75, reporting_pods=3)
+    decision, memory = view(needed=1, signals=silent).decide(OBSERVED, NOW)
+    assert not decision.valid
+    assert [count for _, count in memory.recommendations] == [2, 2]
+    assert decided(view(needed=1), memory).value == 3

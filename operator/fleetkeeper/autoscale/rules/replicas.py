@@ -148,12 +148,13 @@ def decide_replicas(
         return no_change(
             replicas, "SignalsStale", "no fresh samples, so the replica count is unchanged"
         ), memory
-    # While Prometheus is lost or a pod does not report nothing is lowered, nor later on what was seen then.
-    is_whole = signals.grade is Grade.FRESH and signals.coverage >= 1.0
+    # While Prometheus is lost nothing is lowered, and its return does not lower on what was seen then.
+    is_believed = signals.grade is Grade.FRESH and not inputs.prometheus_lost
     recommendation = replicas
-    if is_whole and not inputs.prometheus_lost and need.needed is not None:
+    if is_believed and need.needed is not None:
+        silent = max(0, signals.ready_pods - signals.reporting_pods)
         in_time = need.deadline.down if need.deadline is not None else 0
-        recommendation = max(need.needed, gates.floor, in_time)
+        recommendation = max(need.needed + silent, gates.floor, in_time)
     memory = with_recommendation(memory, recommendation, settings.scale_down_delay_s, now)
     recent_replicas = tuple(seen for seen in memory.recent_replicas if now - seen[0] < UP_SPAN_S)
     memory = replace(memory, recent_replicas=(*recent_replicas, (now, replicas)))

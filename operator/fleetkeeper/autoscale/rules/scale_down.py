@@ -80,7 +80,7 @@ class ReplicasMemory:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What forbids to remove a replica."""
+    """What forbids the removal of a replica."""
 
     removal: str = ""
     """The first reason why none may be removed; empty if nothing forbids it."""
@@ -92,7 +92,7 @@ class Gates:
 
 
 def gates_of(state: TickState, need: Need, *, releases: bool) -> Gates:
-    """Return what forbids to remove a replica."""
+    """Return what forbids the removal of a replica."""
     inputs, closed = state.inputs, state.breakers_closed
     floor = 0
     if inputs.settings.breakers_act and state.breakers.control.state is BreakerState.OPEN:
