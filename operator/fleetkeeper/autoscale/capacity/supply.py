@@ -10,6 +10,7 @@ from fleetkeeper.autoscale.constants import (
     COLD_START_S,
     COLD_START_WEIGHT,
     PENDING_COLD_STARTS,
+    RATE_S,
 )
 from fleetkeeper.autoscale.types import PodView
 
@@ -33,6 +34,8 @@ class Supply:
     """Pods that have been pending for more than two cold starts. They do not serve soon."""
     hung: int = 0
     """Ready or pending pods whose engine is hung."""
+    new: int = 0
+    """Ready pods whose effect on queue wait is not known yet: it is a mean from before they were ready."""
 
     @property
     def serving(self) -> int:
@@ -63,8 +66,8 @@ def measured_cold_start(cold_start: ColdStart, pods: Sequence[PodView]) -> ColdS
 def supply_of(
     pods: Sequence[PodView], hung_pods: Container[str], cold_start_s: float, now: float
 ) -> Supply:
-    """Count the ready, pending, overdue and hung pods that are not being deleted."""
-    ready = pending = overdue = hung = 0
+    """Count the ready, pending, overdue, hung and new pods that are not being deleted."""
+    ready = pending = overdue = hung = new = 0
     for pod in pods:
         if pod.deleting:
             continue
@@ -75,4 +78,5 @@ def supply_of(
         ready += pod.ready
         pending += not pod.ready
         hung += pod.name in hung_pods
-    return Supply(ready, pending, overdue, hung)
+        new += pod.ready and pod.ready_since is not None and now - pod.ready_since < RATE_S
+    return Supply(ready, pending, overdue, hung, new)

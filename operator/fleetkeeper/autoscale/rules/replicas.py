@@ -70,11 +70,14 @@ def _wanted_up(inputs: ControlInputs, need: Need, supply: Supply) -> tuple[int, 
             ),
         )
     # If the model says that these replicas carry the load, a short queue drains by itself.
-    if need.waits and (supply.pending or needed > supply.serving or need.wait_lasts):
+    # Queue wait is a mean from before the newest replicas were ready. Without a model nothing else shows
+    # whether they are enough.
+    coming = supply.pending + (0 if need.is_trusted else supply.new)
+    if need.waits and (coming or needed > supply.serving or need.wait_lasts):
         against = f"queue wait is {signals.queue_wait_s:.1f} s (objective {settings.queue_wait_objective_s:g} s)"
         if not wait_is_broken(signals, settings):
             against = f"of {rates}, {signals.served_per_s:.1f} are served"
-        if supply.pending:
+        if coming:
             return needed, "QueueWaitAboveTarget", against
         more = max(needed, supply.serving + 1)
         return more, "QueueWaitAboveTarget", f"{against}, and batch limits cannot be raised"
