@@ -83,6 +83,7 @@ HISTOGRAMS = (
 )
 SCRAPED_S = 6.0
 """Three scrapes: what happened before is in Prometheus."""
+ONCE = Patience(attempts=1, request_timeout_s=300.0)
 Counts = dict[str, dict[float, float]]
 """Cumulative buckets by the name of a histogram, with its tier if it has some."""
 
@@ -145,14 +146,24 @@ def counts_of(url: str, window_s: float) -> Counts:
     return found
 
 
-def measure(arrivals: tuple[Arrival, ...], seconds: float, seed: int) -> Measured:
-    """Install everything, send the trace, and read what happened."""
+def measure(
+    arrivals: tuple[Arrival, ...],
+    seconds: float,
+    seed: int,
+    *,
+    service: Path = SERVICE,
+    replicas: int = 2,
+    patience: Patience = ONCE,
+) -> Measured:
+    """Install everything, send the trace once `replicas` are ready, and read what happened."""
     stage = LocalStage(Node(read_settings(data_dir())))
     stage.install(EngineKind.SIMULATED)
+    # A service of an earlier run has its own model and replicas.
+    stage.cluster.kubectl("delete", "namespace", TENANT, "--ignore-not-found")
     ensure_namespace(stage.cluster, TENANT)
-    fleet = apply_example(stage.cluster, TENANT, SERVICE, NAME)
+    fleet = apply_example(stage.cluster, TENANT, service, NAME)
     fleet.said = say
-    fleet.await_ready(2)
+    fleet.await_ready(replicas)
     say("waiting until the control loop uses the replicas' metrics")
     fleet.until(lambda: fleet.condition("MetricsAvailable").get("status") == "True", "metrics")
     url = stage.node.prometheus_url
@@ -160,8 +171,7 @@ def measure(arrivals: tuple[Arrival, ...], seconds: float, seed: int) -> Measure
     before, began_s = counts_of(url, SCRAPED_S), time.time()
     with Recorder(stage.cluster.kubeconfig, NAMESPACE, TENANT, NAME) as recorder:
         cpu = psutil.cpu_times()
-        once = Patience(attempts=1, request_timeout_s=300.0)
-        with Traffic(fleet.base_url(), NAME, arrivals, once) as traffic:
+        with Traffic(fleet.base_url(), NAME, arrivals, patience) as traffic:
             say(f"sending {len(arrivals)} requests in {seconds:.0f} s")
             while not traffic.over:
                 pods.read(traffic.started_at_s)

@@ -157,3 +157,15 @@ def test_time_that_waits_for_a_disk_is_not_in_use(part: Part) -> None:
     before = psutil.cpu_times()
     after = before._replace(user=before.user + 20, idle=before.idle + 50, iowait=before.iowait + 30)
     assert part("against_node").busy_ratio(before, after) == pytest.approx(0.2)
+
+
+def test_the_times_of_a_step_count_from_it(part: Part) -> None:
+    """Replicas that were there before are no answer to the step."""
+    step = part("step")
+    wanted = ((0.0, 1.0), (100.0, 2.0), (step.STEADY_S + 12.0, 3.0), (step.STEADY_S + 30.0, 4.0))
+    ready = ((0.0, 1.0), (104.0, 2.0), (step.STEADY_S + 18.0, 3.0), (step.STEADY_S + 40.0, 4.0))
+    row = step.row_of(measured(part, wanted=wanted, ready=ready))
+    assert row[:5] == ["7", "2", "12 s", "18 s", "4"]
+    assert row[6:] == ["2", "90.0%", "30%"]
+    assert step.row_of(measured(part, wanted=wanted[:2], ready=ready[:2]))[2:4] == ["never"] * 2
+    assert "void" in step.row_of(measured(part, busy_ratio=0.6))[-1]
