@@ -85,16 +85,20 @@ def test_the_demand_follows_a_step() -> None:
 
 
 def test_pods_by_state() -> None:
-    """Ready, pending, overdue after two cold starts, new for 30 s; those being deleted count for nothing."""
+    """Ready, pending, overdue after two cold starts, new for 30 s.
+
+    A pod that is ready again is not new. Those being deleted count for nothing.
+    """
     pods = (
         replace(pod_view("a"), ready_since=NOW - 30),
-        replace(pod_view("e"), ready_since=NOW - 29),
+        replace(pod_view("e"), created=NOW - 100, ready_since=NOW - 29),
+        replace(pod_view("f"), created=NOW - 200, ready_since=NOW - 5),
         replace(pod_view("b", ready=False), created=NOW - 100),
         replace(pod_view("c", ready=False), created=NOW - 121),
         replace(pod_view("d"), deleting=True),
     )
     supply = supply_of(pods, (), 60.0, NOW)
-    assert (supply.ready, supply.pending, supply.overdue, supply.new) == (2, 1, 1, 1)
+    assert (supply.ready, supply.pending, supply.overdue, supply.new) == (3, 1, 1, 1)
 
 
 def test_cold_start_is_measured() -> None:

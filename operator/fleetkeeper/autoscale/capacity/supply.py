@@ -68,15 +68,19 @@ def supply_of(
 ) -> Supply:
     """Count the ready, pending, overdue, hung and new pods that are not being deleted."""
     ready = pending = overdue = hung = new = 0
+    late_s = PENDING_COLD_STARTS * cold_start_s
     for pod in pods:
         if pod.deleting:
             continue
         never_ready = not pod.ready and pod.ready_since is None
-        if never_ready and now - pod.created > PENDING_COLD_STARTS * cold_start_s:
+        age_s = now - pod.created
+        if never_ready and age_s > late_s:
             overdue += 1
             continue
         ready += pod.ready
         pending += not pod.ready
         hung += pod.name in hung_pods
-        new += pod.ready and pod.ready_since is not None and now - pod.ready_since < RATE_S
+        if pod.ready_since is not None and now - pod.ready_since < RATE_S:
+            # A pod that was only not ready for a moment is older.
+            new += pod.ready and age_s < late_s + RATE_S
     return Supply(ready, pending, overdue, hung, new)
