@@ -131,6 +131,16 @@ class OutputPipe:
         self._goes.set()
 
 
+def _connecting_session() -> requests.Session:
+    """Return a session with a connection for each request.
+
+    The server closes a connection that was idle for five seconds, and may do so as the next request is sent.
+    """
+    session = requests.Session()
+    session.headers["Connection"] = "close"
+    return session
+
+
 @dataclass
 class RunningEngine:
     """A supervisor and its vLLM."""
@@ -140,7 +150,7 @@ class RunningEngine:
     directory: Path
     process: subprocess.Popen[bytes]
     uid: str
-    session: requests.Session = field(default_factory=requests.Session)
+    session: requests.Session = field(default_factory=_connecting_session)
     generation: int = 0
     run_directory: Path | None = None
     cgroup: Path | None = None
