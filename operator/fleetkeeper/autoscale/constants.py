@@ -239,8 +239,8 @@ REJECT_STEP: Final = 0.3
 ADMIT_STEP: Final = 0.1
 """... and rises by at most this."""
 CLIENT_WAIT_S: Final = 30.0
-"""A client waits no longer. Realtime requests are shed only if the oldest one has, and the queue of a tier
-that is shed must drain in this time."""
+"""Longest time that a client waits. Realtime requests are shed only if the oldest one has waited longer, and
+the queue of a tier that is shed must drain in this time."""
 CLEAN: Final = 0.7
 """Pressure below which a tick is clean."""
 CLEAN_TICKS: Final = 3
@@ -271,7 +271,8 @@ WORSE_POINTS: Final = 0.05
 GOOD_S: Final = 600.0
 """Limits under which the objectives were attained for this long are the last known good ones."""
 CONTROL_OPEN_S: Final = (120.0, 1800.0)
-"""Shortest and longest time open (doubling). After the longest, it opens with the shortest again."""
+"""Shortest and longest time open (doubling). A breaker that was closed for the longest time
+opens for the shortest again."""
 COMPARE_TICKS: Final = 3
 """Half-open: ticks in which decisions are computed but not applied."""
 GOOD_TICKS: Final = 5

@@ -321,7 +321,7 @@ def test_several_services_have_a_total_and_a_report_each() -> None:
     assert content["max_accelerators_by_namespace"] == {"team-a": 5}
     assert content["totals"][0] == {
         "name": "fleetkeeper", "requests": 2000, "missed": pytest.approx(80), "refused": 2468,
-        "gpu_hours": 20, "most_gpus": 4,
+        "gpu_hours": 20, "peak_gpus": 4,
     }  # fmt: skip
     assert [report["service"] for report in content["services"]] == ["team-a/chat", "team-a/code"]
 

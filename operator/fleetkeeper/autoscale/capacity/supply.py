@@ -35,7 +35,7 @@ class Supply:
     hung: int = 0
     """Ready or pending pods whose engine is hung."""
     new: int = 0
-    """Ready pods whose effect on queue wait is not known yet: it is a mean from before they were ready."""
+    """Pods that became ready less than 30 s ago: queue wait, a mean of 30 s, does not show their effect yet."""
 
     @property
     def serving(self) -> int:
@@ -81,6 +81,6 @@ def supply_of(
         pending += not pod.ready
         hung += pod.name in hung_pods
         if pod.ready_since is not None and now - pod.ready_since < RATE_S:
-            # A pod that was only not ready for a moment is older.
+            # An older pod did not start: it is ready again.
             new += pod.ready and age_s < late_s + RATE_S
     return Supply(ready, pending, overdue, hung, new)

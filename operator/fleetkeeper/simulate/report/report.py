@@ -144,7 +144,7 @@ class Total(NamedTuple):
     """Requests that were refused, lost, late or unfinished."""
     refused: float
     gpu_hours: float
-    most_gpus: int
+    peak_gpus: int
     """The most accelerators of all replicas at a time, with seed 1."""
 
 

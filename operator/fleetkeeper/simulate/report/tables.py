@@ -142,7 +142,7 @@ def total_table(totals: Sequence[Total]) -> Table:
             (missed, "percent"),
             (total.refused, "whole"),
             (total.gpu_hours, "number"),
-            (total.most_gpus, "whole"),
+            (total.peak_gpus, "whole"),
         )
         cells = tuple(Cell(value_text(value, form)) for value, form in figures)
         rows.append(Row(number, total.name, cells))
