@@ -17,6 +17,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -101,6 +102,7 @@ class Measured:
     answers: float
     refused: float
     failed: dict[str, int]
+    """Failed requests by tier and cause."""
     starts_s: list[float]
     """Start times of pods created in the run."""
     busy_ratio: float
@@ -180,7 +182,9 @@ def measure(
         used = busy_ratio(cpu, psutil.cpu_times())
     time.sleep(SCRAPED_S)
     after = counts_of(url, time.time() - began_s + SCRAPED_S)
-    causes = [sample.outcome.cause for sample in samples if not sample.outcome.ok]
+    lost = [sample for sample in samples if not sample.outcome.ok]
+    causes = [sample.outcome.cause for sample in lost]
+    kinds = Counter(f"{sample.arrival.tier} {sample.outcome.cause}" for sample in lost)
     return Measured(
         seconds=seconds,
         seed=seed,
@@ -194,7 +198,7 @@ def measure(
         },
         answers=sum(map(is_good, samples)) / len(samples),
         refused=sum(cause in {"http_429", "http_503"} for cause in causes) / len(samples),
-        failed={cause: causes.count(cause) for cause in sorted(set(causes))},
+        failed=dict(sorted(kinds.items())),
         starts_s=sorted(pods.starts_s.values()),
         busy_ratio=used,
         client_late_s=max(sample.sent_s - sample.intended_s for sample in samples),
@@ -259,7 +263,7 @@ def render(run: Measured, runs: list[Side], cold_start_s: float) -> str:
             "Queue wait and batch time: within the objectives, by the engines' own histograms, added up over all pods of the run. Answers: "
             "TTFT within 2 s and time per token within 50 ms, as the client sees it, of all requests. "
             f"Refused: {node.refused:.1%} on the node, {median(side.refused for side in runs):.1%} simulated. "
-            f"Failed on the node, by cause: {run.failed or 'none'}."
+            f"Failed on the node, by tier and cause: {run.failed or 'none'}."
         ),
         "![Replicas over time on both sides](replicas.png)",
         run.machine,

@@ -41,7 +41,7 @@ def measured(part: Part, **changes: Any) -> Any:
         counts=counts,
         answers=0.9,
         refused=0.01,
-        failed={"http_429": 2},
+        failed={"batch http_429": 2},
         starts_s=[4.0, 6.0, 20.0],
         busy_ratio=0.3,
         client_late_s=0.004,
@@ -166,6 +166,6 @@ def test_the_times_of_a_step_count_from_it(part: Part) -> None:
     ready = ((0.0, 1.0), (104.0, 2.0), (step.STEADY_S + 18.0, 3.0), (step.STEADY_S + 40.0, 4.0))
     row = step.row_of(measured(part, wanted=wanted, ready=ready))
     assert row[:5] == ["7", "2", "12 s", "18 s", "4"]
-    assert row[6:] == ["2", "90.0%", "30%"]
+    assert row[6:] == ["2 batch http_429", "90.0%", "30%"]
     assert step.row_of(measured(part, wanted=wanted[:2], ready=ready[:2]))[2:4] == ["never"] * 2
     assert "void" in step.row_of(measured(part, busy_ratio=0.6))[-1]
