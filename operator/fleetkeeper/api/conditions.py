@@ -200,6 +200,11 @@ class Reason(DocumentedEnum):
     STOPPED = "Stopped", "spec.replicas is 0."
     SUSPENDED = "Suspended", "spec.suspend is true: the service has no replicas."
     PAUSED = "Paused", "spec.paused is true: Fleetkeeper does not change child objects."
+    ASLEEP = (
+        "Asleep",
+        "The service has no replicas because no request came. The next one wakes it.",
+    )
+    WAKING = "Waking", "The first replica starts. The gateway holds requests until it is ready."
 
     # MetricsAvailable, MetricsCompatible
     FRESH_METRICS = "FreshMetrics", "Metrics are fresh."

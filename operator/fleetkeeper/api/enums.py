@@ -33,6 +33,13 @@ class Quantization(StrEnum):
     MXFP8 = "mxfp8"
 
 
+class WakeForBatch(StrEnum):
+    """When lines of a batch wake a service that sleeps."""
+
+    DEADLINE = "Deadline"
+    ALWAYS = "Always"
+
+
 class ScalingMode(StrEnum):
     """The ways to set the number of replicas."""
 

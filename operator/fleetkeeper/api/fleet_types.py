@@ -15,9 +15,31 @@ from fleetkeeper.api.enums import (
     RolloutStrategy,
     RoutingPolicy,
     ScalingMode,
+    WakeForBatch,
 )
 from fleetkeeper.api.scheduling import Affinity, Toleration
 from fleetkeeper.api.values.int_or_percent import IntOrPercent
+
+
+class Sleep(Section):
+    """When a service without requests releases all its replicas. Requests wake it."""
+
+    after_idle_seconds: int = Field(
+        900,
+        ge=30,
+        le=604_800,
+        description="Time in seconds without a request after which the service goes to sleep.",
+    )
+    min_awake_seconds: int = Field(
+        300,
+        ge=0,
+        le=86_400,
+        description="Minimum time in seconds from the start of the replicas to the next sleep.",
+    )
+    wake_for_batch: WakeForBatch = Field(
+        WakeForBatch.DEADLINE,
+        description="Deadline: lines of a batch wake the service once half of the time to the batch's deadline has passed. Always: they wake it at once.",
+    )
 
 
 class Scaling(Section):
@@ -28,7 +50,10 @@ class Scaling(Section):
         description="Auto: Fleetkeeper sets the number of replicas. Advisory: Fleetkeeper reports a recommendation and does not apply it. External: spec.replicas sets the number (a person, HPA, or KEDA).",
     )
     min_replicas: int = Field(
-        1, ge=1, le=1000, description="Minimum number of replicas that Fleetkeeper sets."
+        1,
+        ge=1,
+        le=1000,
+        description="Minimum number of replicas that Fleetkeeper sets while the service is awake. For 0 replicas without requests, set scaling.sleep.",
     )
     max_replicas: int = Field(
         8, ge=1, le=1000, description="Maximum number of replicas that Fleetkeeper sets."
@@ -38,6 +63,10 @@ class Scaling(Section):
         ge=30,
         le=86_400,
         description="Time in seconds for which fewer replicas must have been enough before Fleetkeeper removes one.",
+    )
+    sleep: Sleep | None = Field(
+        None,
+        description="When a service without requests releases all its replicas. The gateway holds the next requests until it is awake. Requires access Gateway and mode Auto. Without it the service never sleeps.",
     )
 
 

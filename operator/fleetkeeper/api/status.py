@@ -14,6 +14,7 @@ from pydantic import Field
 from fleetkeeper.api.base import Section
 from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Status
 from fleetkeeper.api.status_enums import BreakerState, ReplicaStage, Subject
+from fleetkeeper_contract.sleep import KEPT_STARTS, SleepState
 
 Generation = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -96,6 +97,31 @@ class ScalingStatus(Section):
     reason: Word | None = Field(None, description="Reason for the number.")
     message: Text | None = Field(None, description="Details of the reason, with figures.")
     since: Time | None = Field(None, description="Time of the last change.")
+
+
+class SleepStatus(Section):
+    """The sleep of a service with scaling.sleep."""
+
+    number: Count | None = Field(
+        None, description="Number of the last sleep. A wake mark counts for this one only."
+    )
+    state: SleepState | None = Field(
+        None,
+        description="GoingToSleep: the replicas still run, and the gateway holds new requests. Asleep: no replica runs. Waking: the first replica starts. Absent while the service is awake.",
+    )
+    since: Time | None = Field(None, description="Time of the last change of the state.")
+    tier: Word | None = Field(
+        None, description="Most urgent tier of the requests that woke the service."
+    )
+    failures: Count | None = Field(
+        None, description="Number of failed starts in a row. Absent if it is 0."
+    )
+    message: Text | None = Field(
+        None, description="Why the last start failed, or why the service stays awake."
+    )
+    start_seconds: tuple[Count, ...] | None = Field(
+        None, max_length=KEPT_STARTS, description="Durations of the last starts in seconds."
+    )
 
 
 class BatchingStatus(Section):
@@ -271,6 +297,9 @@ class InferenceServiceStatus(Section):
     )
     scaling: ScalingStatus | None = Field(
         None, description="Desired number of replicas and the reason for it."
+    )
+    sleep: SleepStatus | None = Field(
+        None, description="Sleep of the service. Absent if it never slept."
     )
     batching: BatchingStatus | None = Field(
         None, description="Batch limits and the reason for them."

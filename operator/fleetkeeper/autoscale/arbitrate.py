@@ -123,7 +123,7 @@ def want_of(
         supplied=inputs.replicas,
         min_replicas=settings.min_replicas,
         gpus_per_replica=inputs.gpus_per_replica,
-        tier=Tier.BATCH if replicas.reason == BATCH_DEADLINE else _urgent_tier(signals),
+        tier=_tier_of(inputs, signals, replicas),
         breach=max(
             signals.queue_wait_s / settings.queue_wait_objective_s,
             signals.batch_time_s / settings.batch_time_objective_s,
@@ -132,6 +132,12 @@ def want_of(
         kept=kept if settings.tunes_replicas else 0,
         has_released=now - memory.released < handover_s,
     )
+
+
+def _tier_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) -> Tier:
+    if inputs.settings.waking_tier is not None:
+        return inputs.settings.waking_tier
+    return Tier.BATCH if replicas.reason == BATCH_DEADLINE else _urgent_tier(signals)
 
 
 def _urgent_tier(signals: Signals) -> Tier:

@@ -35,6 +35,7 @@ STANDING = frozenset(
         "SignalsStale",
         "ReplicasPinned",
         "Suspended",
+        "Asleep",
         "ScaleUpBlocked",
         "Fixed",
         "ControlBreakerOpen",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fleetkeeper.api.types import AccessMode, BreakerMode, InferenceServiceSpec
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.activation import activation_of
+from fleetkeeper.common.sleep import NEVER_SLEPT, Sleep
 
 
 def settings_of(
@@ -14,17 +15,18 @@ def settings_of(
     max_sequences: int | None = None,
     cap_percent: int | None = None,
     resumed: int | None = None,
+    sleep: Sleep = NEVER_SLEPT,
 ) -> ControlSettings:
     """Return the settings. `max_sequences`, `cap_percent`: those of a remedy in force; None: the spec's.
 
-    `resumed`: the replicas to which a service returns after spec.suspend; None: it has them already.
+    `resumed`: the replicas to which a service returns after spec.suspend; None: it has them already. `sleep`: that of the status.
     """
     scaling, objectives, batching = spec.scaling, spec.objectives, spec.batching
     most = batching.max_sequences if max_sequences is None else max_sequences
     return ControlSettings(
         min_replicas=scaling.min_replicas,
         max_replicas=max(scaling.min_replicas, scaling.max_replicas),
-        activation=activation_of(spec, resumed),
+        activation=activation_of(spec, resumed, is_asleep=sleep.is_asleep),
         scaling_mode=scaling.mode,
         scale_down_delay_s=float(scaling.scale_down_delay_seconds),
         queue_wait_objective_s=objectives.queue_wait_milliseconds / 1e3,
@@ -42,6 +44,13 @@ def settings_of(
         cap_percent=spec.memory.cap_percent if cap_percent is None else cap_percent,
         restart_fragmented=spec.memory.restart_fragmented,
         paused=spec.paused,
+        sleep_after_s=_sleep_after_s(spec),
+        waking_tier=sleep.tier if sleep.is_waking else None,
         demands_grants=spec.access is AccessMode.GATEWAY,
         generation=generation,
     )
+
+
+def _sleep_after_s(spec: InferenceServiceSpec) -> float | None:
+    settings = spec.scaling.sleep
+    return None if settings is None else float(settings.after_idle_seconds)

@@ -74,6 +74,10 @@ class ControlSettings:
     cap_percent: int = 80
     restart_fragmented: bool = False
     paused: bool = False
+    sleep_after_s: float | None = None
+    """Time without a request after which the service may go to sleep. None: it never sleeps."""
+    waking_tier: Tier | None = None
+    """While the service wakes: the most urgent tier that waits."""
     demands_grants: bool = False
     """True if the engines accept only requests of the gateway."""
     generation: int = 1

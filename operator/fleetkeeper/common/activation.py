@@ -2,8 +2,8 @@
 
 Every part of the operator reads it here.
 
-The first of these that applies sets the number: `spec.suspend` (0), `spec.replicas`, the number before
-`spec.suspend`. Otherwise the service is scaled: the control loop or another autoscaler sets it.
+The first of these that applies sets the number: `spec.suspend` (0), `spec.replicas`, sleep (0), the number
+before `spec.suspend`. Otherwise the service is scaled: the control loop or another autoscaler sets it.
 
 Only the live Deployment has the number of a scaled service, and spec.suspend scales that to 0. So the
 number is written to `status.suspendedReplicas` one reconcile before, and stays there until the service
@@ -29,6 +29,7 @@ class State(StrEnum):
     PINNED = "spec.replicas"
     RESUMING = "the number before spec.suspend"
     SUSPENDED = "spec.suspend"
+    ASLEEP = "scaling.sleep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class Activation:
         """Return True if spec.suspend is the purpose."""
         return self.state is State.SUSPENDED
 
+    @property
+    def is_asleep(self) -> bool:
+        """Return True if the service has no replica because no request comes."""
+        return self.state is State.ASLEEP
+
     def floor(self, least: int) -> int:
         """Return how many replicas the service is to run at least, `least` if it is scaled."""
         return least if self.replicas is None else self.replicas
@@ -61,7 +67,9 @@ class Activation:
 SCALED = Activation()
 
 
-def activation_of(spec: InferenceServiceSpec, remembered: int | None = None) -> Activation:
+def activation_of(
+    spec: InferenceServiceSpec, remembered: int | None = None, *, is_asleep: bool = False
+) -> Activation:
     """Return the activation. `remembered`: the number before spec.suspend, if it is still to apply.
 
     A paused service keeps what runs, so spec.suspend takes effect after the pause.
@@ -70,6 +78,8 @@ def activation_of(spec: InferenceServiceSpec, remembered: int | None = None) -> 
         return Activation(State.SUSPENDED, 0)
     if spec.replicas is not None:
         return Activation(State.PINNED, spec.replicas)
+    if is_asleep:
+        return Activation(State.ASLEEP, 0)
     if remembered is not None:
         return Activation(State.RESUMING, _resumed(spec, remembered))
     return SCALED

@@ -18,6 +18,7 @@ from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import Component, prefetch_name
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.common.activation import activation_of
+from fleetkeeper.common.sleep import parse_sleep
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.digest import digest_of
 from fleetkeeper.reconcile.inputs import ReconcileInputs
@@ -85,7 +86,7 @@ def _is_needed(inputs: ReconcileInputs, wanted: Wanted, last_good: LastGood | No
     engine = facts.engine
     if engine is None or not engine.model or engine.desired_replicas == 0:
         return False
-    if spec.paused or activation_of(spec).is_off:
+    if spec.paused or activation_of(spec, is_asleep=parse_sleep(inputs.status).is_asleep).is_off:
         return False
     if not shares_cache(loaded_model(spec, wanted.profile)):
         return False

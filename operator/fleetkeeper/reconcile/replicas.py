@@ -18,6 +18,7 @@ from fleetkeeper.api.names import FIELD_MANAGER
 from fleetkeeper.api.types import InferenceServiceSpec, ScalingMode
 from fleetkeeper.common.activation import State, activation_of, parse_suspended
 from fleetkeeper.common.budget import accelerators_of, bounded_replicas, exceeds
+from fleetkeeper.common.sleep import parse_sleep
 from fleetkeeper.common.values import Manifest, ReplicaAllocation
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.observe.facts import Facts
@@ -100,7 +101,13 @@ def _asked(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> tuple[int, So
         return live, Source.UNCHANGED, Reason.PAUSED, "unchanged, because spec.paused is true"
     if spec.suspend:
         return 0, Source.SPEC, Reason.SUSPENDED, "spec.suspend is true"
-    activation = activation_of(spec, None if live else parse_suspended(inputs.status))
+    activation = activation_of(
+        spec,
+        None if live else parse_suspended(inputs.status),
+        is_asleep=parse_sleep(inputs.status).is_asleep,
+    )
+    if activation.is_asleep:
+        return 0, Source.SPEC, Reason.ASLEEP, "the service is asleep"
     if activation.replicas is None:
         return _scaled(spec, live, inputs.snapshot.allocation)
     if activation.state is State.RESUMING:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetkeeper.common.budget import UNBOUNDED, Allowance
+from fleetkeeper.common.sleep import NO_WAKE, NOT_IDLE, Idle, Wake
 from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation, StartProgress
 
 
@@ -278,6 +279,7 @@ class Snapshot:
       the process started.
     - `pod_load` is the number of running and waiting sequences by pod name (absent: unknown).
     - `starts` is the progress of engines that start, by pod name (absent: unknown).
+    - `idle` is what the control loop knows of the last request, and `wake` are the wake marks.
     - `unreadable` lists objects of this service that exist but cannot be read. For an object that
       could be read before, the records above have the last good state. The absence of any other
       object proves nothing.
@@ -304,6 +306,8 @@ class Snapshot:
     control_pending: bool = False
     pod_load: Mapping[str, float] = field(default_factory=dict)
     starts: Mapping[str, StartProgress] = field(default_factory=dict)
+    idle: Idle = NOT_IDLE
+    wake: Wake = NO_WAKE
     unreadable: tuple[UnreadableObject, ...] = ()
     crd_missing: tuple[str, ...] = ()
     may_update_engine: bool = False

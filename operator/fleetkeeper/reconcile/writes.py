@@ -11,6 +11,7 @@ from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.api.types import RoutingPolicy
 from fleetkeeper.common.activation import decide_suspended, parse_suspended
+from fleetkeeper.common.sleep import Sleep, parse_sleep
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.children import ChildrenDecision, Conflict, decide_children
 from fleetkeeper.reconcile.digest import digest_of
@@ -32,6 +33,7 @@ from fleetkeeper.reconcile.replicas import (
 )
 from fleetkeeper.reconcile.rollout import decide_rollout, decide_strategy
 from fleetkeeper.reconcile.router_choice import decide_router
+from fleetkeeper.reconcile.sleep import decide_sleep
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.reconcile.wanted import Wanted
@@ -66,7 +68,9 @@ def decide_writes(
     spec, wanted_hash = wanted.service.spec, wanted.template_hash
     last_good, good_again = decide_last_good(inputs, wanted_hash)
     suspended = decide_suspended(spec, inputs.status, inputs.facts.live_replicas)
-    remembers = _remembers(inputs, last_good, wanted_hash, suspended)
+    sleep = decide_sleep(inputs, spec)
+    assessment = replace(assessment, sleep=sleep.sleep)
+    remembers = _remembers(inputs, last_good, wanted_hash, suspended, sleep.sleep)
     if remembers and not spec.paused:
         return ReconcileResult(assessment, wanted.engine, last_good, remembers=remembers)
     rollout = decide_rollout(inputs, spec.rollout, wanted_hash, last_good)
@@ -102,6 +106,7 @@ def decide_writes(
     )
     again = (
         good_again,
+        sleep.again_after_s,
         rollout.again_after_s,
         strategy_again,
         children.again_after_s,
@@ -123,7 +128,11 @@ def decide_writes(
 
 
 def _remembers(
-    inputs: ReconcileInputs, last_good: LastGood | None, wanted_hash: str, suspended: int | None
+    inputs: ReconcileInputs,
+    last_good: LastGood | None,
+    wanted_hash: str,
+    suspended: int | None,
+    sleep: Sleep,
 ) -> dict[str, Any]:
     """Return what only the children show, and the status must show before they change."""
     found: dict[str, Any] = {}
@@ -131,6 +140,8 @@ def _remembers(
         found["lastGood"] = last_good.to_status()
     if suspended is not None and suspended != parse_suspended(inputs.status):
         found["suspendedReplicas"] = suspended
+    if sleep.state is not parse_sleep(inputs.status).state:
+        found["sleep"] = sleep.to_status()
     return found
 
 
@@ -157,6 +168,7 @@ def _decide_children(
         prefetch=prefetch,
         router=router,
         is_router_bypassed=is_router_bypassed,
+        is_asleep=replicas.reason is Reason.ASLEEP,
     )
     engine_key = (Kind.DEPLOYMENT, names.engine_name(service.name))
     untouched = {(Kind.SERVICE, names.address_name(service.name))} if is_router_bypassed else set()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Final
 
 from fleetkeeper.autoscale.capacity.supply import Supply
 from fleetkeeper.autoscale.constants import RECOMMENDATION_SLOTS, UP_SPAN_S, UP_STEP
@@ -23,6 +24,10 @@ from fleetkeeper.autoscale.rules.scale_down import (
     with_surge,
 )
 from fleetkeeper.autoscale.types import ControlInputs, Decision, Grade, decide, no_change
+from fleetkeeper.common.activation import State
+
+_SET_BY: Final = {State.SUSPENDED: "Suspended", State.ASLEEP: "Asleep"}
+"""Reasons of a number that is not scaled, other than ReplicasPinned."""
 
 
 def with_recommendation(
@@ -137,7 +142,7 @@ def decide_replicas(
     memory = with_direct_reads(inputs, signals, memory, now)
     activation = settings.activation
     if activation.replicas is not None:
-        reason = "Suspended" if activation.is_suspended else "ReplicasPinned"
+        reason = _SET_BY.get(activation.state, "ReplicasPinned")
         by = f"the number is set by {activation.state}"
         # What was observed before a pin does not justify a scale-down after it.
         memory = replace(memory, since=None, recommendations=())

@@ -40,6 +40,7 @@ def desired_children(
     prefetch: Manifest | None = None,
     router: Router | None = None,
     is_router_bypassed: bool = False,
+    is_asleep: bool = False,
 ) -> tuple[Manifest, ...]:
     """Return every child that the service must have. Any other child is to be pruned.
 
@@ -47,7 +48,7 @@ def desired_children(
     `tuning` the values that a remedy lowered, and `strategy` Surge or Replace (Auto means Surge).
     `template` is the pod template of the engines, by default the spec's, and `prefetch` the Job that
     downloads their model, if one is needed. `router` is by default that of a new service, and
-    `is_router_bypassed` whether clients reach the engines until it is ready. Keys and policies come before
+    `is_router_bypassed` whether clients reach the engines until it is ready. A service that `is_asleep` has no router pod. Keys and policies come before
     the pods that need them.
 
     Raises:
@@ -73,7 +74,7 @@ def desired_children(
                 desired_router_binding(service, context.router),
             ]
         children += [
-            desired_router_deployment(service, context, router),
+            desired_router_deployment(service, context, router, is_asleep=is_asleep),
             desired_engines_address(service),
         ]
         if service.spec.routing.replicas > 1:

@@ -66,7 +66,7 @@ class Router:
 
 
 def desired_router_deployment(
-    service: InferenceService, context: PlanContext, router: Router
+    service: InferenceService, context: PlanContext, router: Router, *, is_asleep: bool = False
 ) -> Manifest:
     """Return the Deployment of the router. A new pod is ready before an old one is removed."""
     template = _template(service, context, router)
@@ -76,7 +76,7 @@ def desired_router_deployment(
         "kind": "Deployment",
         "metadata": desired_metadata(service, router_name(service.name), Component.ROUTER),
         "spec": {
-            "replicas": service.spec.routing.replicas,
+            "replicas": 0 if is_asleep else service.spec.routing.replicas,
             "selector": {"matchLabels": selector(service.name, Component.ROUTER)},
             "strategy": {
                 "type": "RollingUpdate",

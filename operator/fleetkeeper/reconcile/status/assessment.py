@@ -9,6 +9,7 @@ from typing import Any
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
 from fleetkeeper.api.parse import InferenceService
 from fleetkeeper.common.activation import activation_of
+from fleetkeeper.common.sleep import Sleep
 from fleetkeeper.common.values import ControlReport, StartProgress
 from fleetkeeper.reconcile.manifests.rollout import rollout_pods
 from fleetkeeper.reconcile.observe.facts import Facts
@@ -43,6 +44,7 @@ class Assessment:
     blocked: Problem | None = None
     replicas: ReplicaDecision | None = None
     suspended_replicas: int | None = None
+    sleep: Sleep | None = None
     rollout: RolloutDecision = field(default_factory=RolloutDecision)
     prefetch: PrefetchDecision = field(default_factory=PrefetchDecision)
     wanted_hash: str = ""
@@ -76,6 +78,16 @@ class Assessment:
     def is_suspended(self) -> bool:
         """Return True if no replica is wanted because of spec.suspend."""
         return self.replicas is not None and self.replicas.reason is Reason.SUSPENDED
+
+    @property
+    def is_asleep(self) -> bool:
+        """Return True if no replica is wanted because no request comes."""
+        return self.replicas is not None and self.replicas.reason is Reason.ASLEEP
+
+    @property
+    def is_waking(self) -> bool:
+        """Return True if the first replica starts after a sleep."""
+        return self.sleep is not None and self.sleep.is_waking and not self.is_stopped
 
     @property
     def is_new_generation(self) -> bool:

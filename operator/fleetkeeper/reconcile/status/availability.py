@@ -53,6 +53,8 @@ def _paused(assessment: Assessment) -> Value | None:
 
 def _starting(assessment: Assessment) -> Value | None:
     """Report Starting from the first write on: a start changes the status once, not three times."""
+    if assessment.is_waking:
+        return false(Reason.WAKING)
     is_wanted = assessment.replicas is not None and assessment.replicas.value > 0
     return false(Reason.STARTING) if is_wanted or assessment.facts.engine_pods else None
 
@@ -60,6 +62,15 @@ def _starting(assessment: Assessment) -> Value | None:
 def ready(assessment: Assessment) -> Value:
     """Decide Ready: the service is available, rolled out, and has enough ready replicas."""
     return first(assessment, _WHY_READY_OR_NOT) or false(Reason.NOT_ROLLED_OUT)
+
+
+def _resting(assessment: Assessment) -> Value | None:
+    """Report a service that sleeps or wakes as ready: that is as specified, and GitOps tools stay green."""
+    if assessment.blocked is not None or assessment.rollout.failure is not None:
+        return None
+    if assessment.is_asleep and not assessment.facts.engine_pods:
+        return true(Reason.ASLEEP)
+    return true(Reason.WAKING) if assessment.is_waking and not assessment.is_available else None
 
 
 def _silent(assessment: Assessment) -> Value | None:
@@ -124,6 +135,7 @@ _WHY_NOT_AVAILABLE: tuple[Check, ...] = (
     _starting,
 )
 _WHY_READY_OR_NOT: tuple[Check, ...] = (
+    _resting,
     _silent,
     _blocked_since_change,
     _stopped,

@@ -35,7 +35,7 @@ MOVING_S = 3.0
 CONTROL_PIECES = ("scaling", "batching", "breaker", "memory", "remedy", "decisions")
 """Parts of the status from the control loop's report. Without a report they stay unchanged."""
 
-MEMORY = ("engine", "rollback", "remedy", "suspendedReplicas")
+MEMORY = ("engine", "rollback", "remedy", "suspendedReplicas", "sleep")
 """Parts of the status that later reconciles need and that are stored nowhere else."""
 
 Status = dict[str, Any]
@@ -52,6 +52,7 @@ def desired_status(
     status |= status_engine(assessment, engine)
     status |= status_rollout(assessment, last_good)
     status |= status_suspension(assessment)
+    status["sleep"] = status_sleep(assessment)
     status |= status_control(assessment, now)
     status["summary"] = status_summary(assessment, status)
     status["conditions"] = decide_conditions(assessment, now)
@@ -124,6 +125,14 @@ def status_suspension(assessment: Assessment) -> Status:
     is_unknown = assessment.service is None or assessment.blocked is not None
     kept = assessment.previous.get("suspendedReplicas")
     return {"suspendedReplicas": kept if is_unknown else assessment.suspended_replicas}
+
+
+def status_sleep(assessment: Assessment) -> Status | None:
+    """Return the sleep of the service, else the previous one."""
+    if assessment.sleep is None:
+        previous: Status | None = assessment.previous.get("sleep")
+        return previous
+    return assessment.sleep.to_status()
 
 
 def status_control(assessment: Assessment, now: float) -> Status:

@@ -67,6 +67,8 @@ def _set_by_user(assessment: Assessment, service: InferenceService) -> Value | N
     """Return the field with which a user sets the number of replicas, None if there is none."""
     if assessment.is_suspended:
         return true(Reason.SUSPENDED)
+    if assessment.is_asleep:
+        return false(Reason.ASLEEP)
     if service.spec.scaling.mode is ScalingMode.EXTERNAL:
         return false(Reason.EXTERNAL)
     if service.spec.replicas is not None:

@@ -14,6 +14,7 @@ from fleetkeeper.autoscale.rules.remedies import remedy_in_force
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.types import ControlSettings, PodView
 from fleetkeeper.common.activation import parse_suspended
+from fleetkeeper.common.sleep import parse_sleep
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.engine_choice import parse_engine
 from fleetkeeper.reconcile.observe.diagnosis import decide_diagnosis
@@ -53,9 +54,11 @@ def read_settings(
     service: InferenceService, memory: ControlMemory, catalog: ProfileCatalog
 ) -> ControlSettings:
     """Return the spec in the loop's units, with the profile's bound and a remedy in force applied."""
-    resumed = parse_suspended(service.status)
+    resumed, sleep = parse_suspended(service.status), parse_sleep(service.status)
     cap = _cap_percent(service, catalog)
-    plain = settings_of(service.spec, service.generation, cap_percent=cap, resumed=resumed)
+    plain = settings_of(
+        service.spec, service.generation, cap_percent=cap, resumed=resumed, sleep=sleep
+    )
     remedy = remedy_in_force(memory.remedy, plain)
     if remedy is None:
         return plain
@@ -65,6 +68,7 @@ def read_settings(
         max_sequences=remedy.max_sequences,
         cap_percent=remedy.cap_percent,
         resumed=resumed,
+        sleep=sleep,
     )
 
 

@@ -1,0 +1,113 @@
+"""The sleep of a service as its status holds it, and what decides it.
+
+    awake ──idle──► GoingToSleep ──idle still, read directly──► Asleep ──mark──► Waking ──available──► awake
+                        └──mark, or a request──► awake             ▲──────start failed──────┘
+
+`reconcile.sleep` decides, and the status keeps the result: a new leader continues where the last one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetkeeper_contract import rfc3339
+from fleetkeeper_contract.sleep import KEPT_STARTS, SleepState, WakeMark
+from fleetkeeper_contract.tiers import TIER_BY_LABEL, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """The content of `status.sleep`. `state` is None while the service is awake."""
+
+    number: int = 0
+    state: SleepState | None = None
+    since: float = 0.0
+    """Time of the last change of the state."""
+    tier: Tier | None = None
+    """While it wakes: the most urgent tier that waits."""
+    failures: int = 0
+    """Failed starts in a row."""
+    message: str = ""
+    """Why the last start failed, or why the service stays awake."""
+    start_seconds: tuple[int, ...] = field(default=())
+    """Durations of the last starts, oldest first."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """Return True if the service is to have no replica."""
+        return self.state is SleepState.ASLEEP
+
+    @property
+    def is_waking(self) -> bool:
+        """Return True if the first replica starts."""
+        return self.state is SleepState.WAKING
+
+    def to_status(self) -> dict[str, Any]:
+        """Return `status.sleep`, empty if the service never slept and nothing is to be said."""
+        found: dict[str, Any] = {
+            "state": self.state and self.state.value,
+            "since": rfc3339.format(self.since) if self.since else None,
+            "tier": None if self.tier is None else self.tier.label,
+            "failures": self.failures or None,
+            "message": self.message or None,
+            "startSeconds": list(self.start_seconds) or None,
+        }
+        found = {key: value for key, value in found.items() if value is not None}
+        return {"number": self.number, **found} if found or self.number else {}
+
+
+NEVER_SLEPT = Sleep()
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """What the control loop knows of the last request of a service.
+
+    `is_idle` is True if every pod was read directly, none had a request for `afterIdleSeconds`, and nothing
+    else forbids sleep. `read_at` is the time of the oldest of these reads. Anything unknown is not idle.
+    """
+
+    is_idle: bool = False
+    read_at: float = 0.0
+
+
+NOT_IDLE = Idle()
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The wake marks of one service.
+
+    `can_wake` is True if the marks are read now and a gateway has shown that it can hold requests. Without
+    it no service goes to sleep.
+    """
+
+    can_wake: bool = False
+    mark: WakeMark | None = None
+
+
+NO_WAKE = Wake()
+
+
+def parse_sleep(status: Mapping[str, Any]) -> Sleep:
+    """Parse `status.sleep`. What cannot be read is absent: the service then counts as awake."""
+    part = status.get("sleep")
+    if not isinstance(part, Mapping):
+        return NEVER_SLEPT
+    state = part.get("state")
+    starts = part.get("startSeconds")
+    return Sleep(
+        number=_whole(part.get("number")),
+        state=SleepState(state) if state in set(SleepState) else None,
+        since=rfc3339.parse(part.get("since")) or 0.0,
+        tier=TIER_BY_LABEL.get(str(part.get("tier"))),
+        failures=_whole(part.get("failures")),
+        message=str(part.get("message") or ""),
+        start_seconds=tuple(map(_whole, starts))[-KEPT_STARTS:] if isinstance(starts, list) else (),
+    )
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

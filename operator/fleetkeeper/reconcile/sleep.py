@@ -1,0 +1,179 @@
+"""When a service goes to sleep, and when it wakes.
+
+The decision follows from the status, the pods, the wake marks and what the control loop read from the pods.
+Anything unknown keeps a service awake, and leaves one that sleeps asleep. `common/sleep.py` shows the states.
+
+A step is written to the status one reconcile before it changes replicas: gateways hold requests before the
+pods are removed, and a crash between the two loses nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fleetkeeper.api.names import ANNOTATION_WAKE
+from fleetkeeper.api.types import AccessMode, InferenceServiceSpec, RoutingPolicy, ScalingMode
+from fleetkeeper.common.sleep import Sleep, parse_sleep
+from fleetkeeper.reconcile.inputs import ReconcileInputs
+from fleetkeeper.reconcile.observe.facts import Facts
+from fleetkeeper.reconcile.rollout import decide_failure
+from fleetkeeper_contract.sleep import KEPT_STARTS, SleepState, WakeMark
+from fleetkeeper_contract.tiers import Tier
+
+SETTLED_S: Final = 3.0
+"""The time in which gateways see that a service goes to sleep. Only pods read later show that no request came."""
+ASK_AGAIN_S: Final = 1.0
+"""The requeue interval while a service goes to sleep: a new read of its pods causes no event."""
+BACKOFF_S: Final = (0.0, 60.0, 120.0, 300.0, 600.0)
+"""The time from a failed start to the next wake, by the number of failures in a row."""
+
+OPEN_ACCESS: Final = "stays awake: spec.access is not Gateway, and requests that bypass the gateway would wake nothing"
+NO_GATEWAY: Final = "stays awake: the operator has no keys of a gateway, which would hold requests"
+
+
+@dataclass(frozen=True, slots=True)
+class SleepDecision:
+    """The sleep to write to the status, and the seconds until time alone could change it."""
+
+    sleep: Sleep
+    again_after_s: float | None = None
+
+
+def decide_sleep(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> SleepDecision:
+    """Decide the next state of a service's sleep."""
+    before = parse_sleep(inputs.status)
+    is_by_hand = spec.suspend or spec.replicas == 0 or spec.scaling.mode is not ScalingMode.AUTO
+    if spec.paused or is_by_hand:
+        return SleepDecision(before)
+    why_awake = _why_never(inputs, spec)
+    if why_awake is not None or spec.replicas is not None:
+        return SleepDecision(_awake(before, message=why_awake or ""))
+    if before.state is None:
+        return _while_awake(inputs, spec, replace(before, message=""))
+    if before.state is SleepState.GOING_TO_SLEEP:
+        return _while_going(inputs, before)
+    if before.state is SleepState.ASLEEP:
+        return _while_asleep(inputs, before)
+    return _while_waking(inputs, spec, before)
+
+
+def _why_never(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> str | None:
+    """Return why the service never sleeps, None if it may. Without `scaling.sleep` nothing is to be said."""
+    if spec.scaling.sleep is None:
+        return ""
+    if spec.access is not AccessMode.GATEWAY:
+        return OPEN_ACCESS
+    return None if inputs.context.grant_keys else NO_GATEWAY
+
+
+def _while_awake(
+    inputs: ReconcileInputs, spec: InferenceServiceSpec, before: Sleep
+) -> SleepDecision:
+    settings, snapshot = spec.scaling.sleep, inputs.snapshot
+    if settings is None or not snapshot.idle.is_idle or not snapshot.wake.can_wake:
+        return SleepDecision(before)
+    if not _is_settled(inputs):
+        return SleepDecision(before)
+    ready_since = min(pod.ready_since or inputs.now for pod in inputs.facts.engine_pods)
+    left_s = ready_since + settings.min_awake_seconds - inputs.now
+    if left_s > 0:
+        return SleepDecision(before, left_s)
+    going = _next(before, SleepState.GOING_TO_SLEEP, inputs.now, number=before.number + 1)
+    return SleepDecision(going, ASK_AGAIN_S)
+
+
+def _while_going(inputs: ReconcileInputs, before: Sleep) -> SleepDecision:
+    snapshot = inputs.snapshot
+    is_certain = snapshot.idle.is_idle and snapshot.wake.can_wake and _is_settled(inputs)
+    if not is_certain or _mark_of(inputs, before) is not None:
+        return SleepDecision(_awake(before))
+    if snapshot.idle.read_at < before.since + SETTLED_S:
+        return SleepDecision(before, ASK_AGAIN_S)
+    return SleepDecision(_next(before, SleepState.ASLEEP, inputs.now))
+
+
+def _while_asleep(inputs: ReconcileInputs, before: Sleep) -> SleepDecision:
+    mark = _mark_of(inputs, before)
+    if mark is None:
+        return SleepDecision(before)
+    backoff_s = BACKOFF_S[min(before.failures, len(BACKOFF_S) - 1)]
+    left_s = before.since + backoff_s - inputs.now
+    if left_s > 0 and not _is_woken_by_hand(inputs, before):
+        return SleepDecision(before, left_s)
+    return SleepDecision(replace(_next(before, SleepState.WAKING, inputs.now), tier=mark.tier))
+
+
+def _while_waking(
+    inputs: ReconcileInputs, spec: InferenceServiceSpec, before: Sleep
+) -> SleepDecision:
+    facts = inputs.facts
+    if _is_available(facts, spec):
+        return SleepDecision(_awake(_with_start(facts, before, inputs.now)))
+    failure, again = decide_failure(
+        facts.engine_pods,
+        inputs.diagnosis.current_problems,
+        float(spec.rollout.startup_seconds),
+        inputs.now,
+    )
+    if failure is None:
+        return SleepDecision(before, again)
+    # The next mark must be a new one: requests that still wait write it.
+    failed = _next(before, SleepState.ASLEEP, inputs.now, number=before.number + 1)
+    message = f"The last start failed: {failure.reason}: {failure.message}"
+    return SleepDecision(replace(failed, failures=before.failures + 1, message=message))
+
+
+def _is_settled(inputs: ReconcileInputs) -> bool:
+    """Return True if every wanted pod is ready and of the revision to run, and nothing else is to change."""
+    facts = inputs.facts
+    pods = facts.pods_of(facts.current)
+    return (
+        not inputs.is_new_generation
+        and bool(pods)
+        and len(pods) == len(facts.engine_pods) == facts.live_replicas
+        and all(pod.ready for pod in pods)
+    )
+
+
+def _is_available(facts: Facts, spec: InferenceServiceSpec) -> bool:
+    has_router = spec.routing.policy is not RoutingPolicy.NONE
+    return facts.ready_replicas > 0 and (not has_router or facts.ready_routers > 0)
+
+
+def _with_start(facts: Facts, before: Sleep, now: float) -> Sleep:
+    """Return the sleep with the duration of the start that just ended, if one began after the mark."""
+    if not any(pod.created >= before.since for pod in facts.engine_pods):
+        return before
+    starts = (*before.start_seconds, max(1, round(now - before.since)))
+    return replace(before, start_seconds=starts[-KEPT_STARTS:])
+
+
+def _mark_of(inputs: ReconcileInputs, before: Sleep) -> WakeMark | None:
+    """Return the mark that ends this sleep, None if there is none."""
+    mark = inputs.snapshot.wake.mark
+    if mark is not None and mark.number == before.number:
+        return mark
+    is_by_hand = _is_woken_by_hand(inputs, before)
+    return WakeMark(before.number, Tier.STANDARD) if is_by_hand else None
+
+
+def _is_woken_by_hand(inputs: ReconcileInputs, before: Sleep) -> bool:
+    metadata = inputs.snapshot.resource.get("metadata") or {}
+    annotations = metadata.get("annotations") or {}
+    return bool(annotations.get(ANNOTATION_WAKE) == str(before.number))
+
+
+def _next(before: Sleep, state: SleepState, now: float, number: int | None = None) -> Sleep:
+    return replace(
+        before,
+        state=state,
+        since=float(int(now)),  # the status has whole seconds
+        number=before.number if number is None else number,
+        tier=None,
+    )
+
+
+def _awake(before: Sleep, message: str = "") -> Sleep:
+    """Return the sleep of a service that is awake. The number stays: a mark of it must not count again."""
+    return Sleep(before.number, message=message, start_seconds=before.start_seconds)
