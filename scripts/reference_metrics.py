@@ -137,6 +137,8 @@ NOTHING_TO_DO: frozenset[Reason] = frozenset(
         Reason.WITHIN_BOUNDS,
         Reason.AT_MINIMUM,
         Reason.EXTERNAL,
+        Reason.ASLEEP,
+        Reason.WAKING,
     }
 )
 """Reasons that require no action. Every other reason has a page in docs/runbooks."""

@@ -204,6 +204,10 @@ class Reason(DocumentedEnum):
         "Asleep",
         "The service has no replicas because no request came. The next one wakes it.",
     )
+    WAKE_FAILED = (
+        "WakeFailed",
+        "The last start from sleep failed. Its accelerators are free again, and the next wake waits.",
+    )
     WAKING = "Waking", "The first replica starts. The gateway holds requests until it is ready."
 
     # MetricsAvailable, MetricsCompatible

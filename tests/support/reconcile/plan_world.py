@@ -15,6 +15,7 @@ from typing import Any
 
 from fleetkeeper.api import names
 from fleetkeeper.common.budget import UNBOUNDED, Allowance, accelerators_of
+from fleetkeeper.common.sleep import NO_WAKE, NOT_IDLE, Idle, Wake
 from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation, StartProgress
 from fleetkeeper.reconcile.context import PlanContext, default_context
 from fleetkeeper.reconcile.manifests.engine_document import model_of
@@ -70,6 +71,8 @@ class World:
     load: Mapping[str, float] = field(default_factory=dict)
     starts: Mapping[str, StartProgress] = field(default_factory=dict)
     allowance: Allowance = UNBOUNDED
+    idle: Idle = NOT_IDLE
+    wake: Wake = NO_WAKE
     crd_missing: tuple[str, ...] = ()
     unreadable: tuple[UnreadableObject, ...] = ()
     gpus: int = 1000
@@ -124,6 +127,8 @@ class World:
             pod_load=self.load,
             starts=self.starts,
             gpu_allowance=self.allowance,
+            idle=self.idle,
+            wake=self.wake,
             crd_missing=self.crd_missing,
             unreadable=self.unreadable,
         )
