@@ -27,6 +27,7 @@ from fleetkeeper_engine.supervisor.health import (
     is_moving,
     work_of,
 )
+from fleetkeeper_engine.supervisor.idle import Activity, decide_activity
 from fleetkeeper_engine.supervisor.limits_requests import (
     LimitsLease,
     LimitsRequest,
@@ -63,6 +64,7 @@ class PodState:
     kind: DeviceKind = field(init=False)
     policy: Policy = field(init=False)
     progress: Progress = field(default_factory=Progress)
+    activity: Activity = field(default_factory=Activity)
     started: bool = False
     child_alive: bool = False
     draining: bool = False
@@ -135,15 +137,19 @@ class PodState:
         return True
 
     def observe(self, now: float) -> None:
-        """Update the progress from the blocks of scheduler and middleware."""
+        """Update progress and activity from the blocks of scheduler and middleware."""
+        scheduler, middleware = self.scheduler(), self.middleware()
         self.progress = decide_progress(
             self.progress,
-            self.scheduler(),
+            scheduler,
             self.heartbeat(),
-            self.middleware(),
+            middleware,
             now,
             throttled=self.memory.over_cap,
             started=self.started,
+        )
+        self.activity = decide_activity(
+            self.activity, scheduler, middleware, now, started=self.started
         )
 
     def scheduler(self) -> SchedulerBlock | None:

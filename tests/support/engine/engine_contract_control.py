@@ -34,6 +34,7 @@ from tests.support.engine.supervised_engine import RunningEngine
 CEILINGS = (64, 2048)
 RUNNING = 'fleetkeeper_running{tier="standard"}'
 WAITING = 'fleetkeeper_waiting{tier="standard"}'
+IDLE = "fleetkeeper_idle_seconds"
 
 
 class ControlContract:
@@ -76,6 +77,15 @@ class ControlContract:
                 TIMEOUT_S,
             )
             assert vllm_metrics(engine)["vllm:kv_cache_usage_perc"] > 0
+
+    def test_the_idle_time_begins_at_the_end_of_a_request(self, engine: RunningEngine) -> None:
+        with running(engine, 1):
+            engine.wait_for(lambda: engine.metrics()[RUNNING] == 1, "a running stream", TIMEOUT_S)
+            assert engine.metrics()[IDLE] == 0
+        engine.wait_for(lambda: engine.metrics()[IDLE] > 0, "an idle engine", TIMEOUT_S)
+        before = engine.metrics()[IDLE]
+        post(engine, "/tokenize", {"model": "tiny", "prompt": "one two three"})
+        assert engine.metrics()[IDLE] > before, "only requests for the engine count"
 
     def test_steps_are_counted_and_timed(self, engine: RunningEngine) -> None:
         before = engine.metrics()

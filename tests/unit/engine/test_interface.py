@@ -74,6 +74,7 @@ fleetkeeper_generation_tokens_total counter
 fleetkeeper_grants_demanded gauge
 fleetkeeper_grants_refused_total counter reason
 fleetkeeper_hung gauge
+fleetkeeper_idle_seconds gauge
 fleetkeeper_inter_token_latency_seconds histogram tier
 fleetkeeper_kv_capacity_tokens gauge
 fleetkeeper_kv_resident_tokens gauge

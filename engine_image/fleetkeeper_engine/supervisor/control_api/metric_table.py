@@ -243,6 +243,12 @@ METRICS: tuple[Metric, ...] = (
         "0 otherwise, and while the memory cap stops new sequences.",
     ),
     Metric(
+        "fleetkeeper_idle_seconds",
+        "gauge",
+        "Seconds since the last request for the engine arrived, waited or ran; 0 while one does. Refused "
+        "requests count, probes do not. Without a request since the pod became ready, the time since then.",
+    ),
+    Metric(
         "fleetkeeper_log_dropped_bytes_total",
         "counter",
         "Bytes of the engine's output and of the log that were dropped because they were not read.",

@@ -80,6 +80,7 @@ def _families(
         yield _counter("fleetkeeper_schedule_calls_total", heartbeat.schedule_calls)
     yield _gauge("fleetkeeper_stalled_seconds", stalled_s(pod.progress, now))
     yield _gauge("fleetkeeper_hung", pod.is_hung(now))
+    yield _gauge("fleetkeeper_idle_seconds", pod.activity.idle_s(now))
 
 
 def _engine(
