@@ -237,7 +237,7 @@ POD = PodView("chat-0", "uid-0", NOW - 600, True, NOW - 500, ip="127.0.0.1")
 @pytest.mark.parametrize("flag", [0.0, 1.0])
 async def test_a_direct_scrape_gives_the_same_record(flag: float) -> None:
     """What the pod exposed is what comes out, marked as direct. Flags of older engines are 1."""
-    gauges = sample(NOW).gauges._replace(live_limits=flag, memory_own=flag)
+    gauges = sample(NOW).gauges._replace(live_limits=flag, memory_own=flag, idle_s=901.5)
     held = sample(NOW, gauges=gauges)
 
     async def handler(_: web.Request) -> web.Response:
@@ -296,6 +296,7 @@ def test_a_missing_metric_is_named(name: str) -> None:
         "fleetkeeper_live_limits_supported",
         "fleetkeeper_hung",
         "fleetkeeper_grants_demanded",
+        "fleetkeeper_idle_seconds",
         *SHOWN,
     }
     assert (name in got.missing) is not optional

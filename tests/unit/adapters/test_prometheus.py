@@ -425,10 +425,10 @@ async def test_series_that_no_decision_uses_cost_no_pod_its_sample() -> None:
     assert (found.missing, found.latencies) == ((), None)
 
 
-async def test_a_failed_query_opens_no_engine() -> None:
-    """A sample without this series says that its engine demands no grant."""
+async def test_a_failed_query_opens_no_engine_and_lets_none_sleep() -> None:
+    """A sample without this series says that its engine demands no grant, or that it has requests."""
     wanted = sample(NOW)
-    wanted = replace(wanted, gauges=wanted.gauges._replace(grants_demanded=1.0))
+    wanted = replace(wanted, gauges=wanted.gauges._replace(grants_demanded=1.0, idle_s=900.0))
     optional = [
         query.text() for query in queries_for([EDGES], step_class="decode") if not query.required
     ]
@@ -453,4 +453,7 @@ async def test_a_failed_query_opens_no_engine() -> None:
     failed: list[str] = []
     (found,) = (await asked(handler)).values()
     assert len(set(failed)) == len(optional)
-    assert found.gauges.grants_demanded == 1.0
+    assert (found.gauges.grants_demanded, found.gauges.idle_s) == (1.0, 0.0)
+    optional[:] = [query for query in optional if query.startswith("count")]
+    (found,) = (await asked(handler)).values()
+    assert found.gauges.idle_s == 900.0

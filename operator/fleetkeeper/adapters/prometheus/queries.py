@@ -180,7 +180,10 @@ def queries_for(
         (DISPUTED, _disputed(f"{waits}|{steps}")),
         (
             "memory",
-            _named("memory_((used|peak|fragmentation)_ratio|own)|live_limits_supported|hung"),
+            _named(
+                "memory_((used|peak|fragmentation)_ratio|own)"
+                "|live_limits_supported|hung|idle_seconds"
+            ),
         ),
     ]
     optional.append(

@@ -80,6 +80,14 @@ class Gauges(NamedTuple):
     memory_fragmentation_ratio: float = 0.0
     hung: float = 0.0
     grants_demanded: float = 0.0
+    idle_s: float = 0.0
+    """Time without a request; also 0 if the engine does not export it."""
+
+    @property
+    def has_requests(self) -> bool:
+        """Return whether a request runs or waits."""
+        waiting = self.waiting_realtime + self.waiting_standard + self.waiting_batch
+        return self.running + waiting > 0
 
 
 class Latencies(NamedTuple):

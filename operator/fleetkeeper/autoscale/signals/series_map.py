@@ -78,6 +78,7 @@ def _table() -> dict[tuple[str, str], Place]:
         ("fleetkeeper_live_limits_supported", ""): _gauge("live_limits"),
         ("fleetkeeper_hung", ""): _gauge("hung"),
         ("fleetkeeper_grants_demanded", ""): _gauge("grants_demanded"),
+        ("fleetkeeper_idle_seconds", ""): _gauge("idle_s"),
     }
     for name in ("steps", "schedule_calls", "prompt_tokens", "generation_tokens", "preemptions"):
         places[f"fleetkeeper_{name}_total", ""] = _counter(name)
@@ -113,6 +114,7 @@ OPTIONAL: Final = frozenset(
         "fleetkeeper_live_limits_supported",
         "fleetkeeper_hung",
         "fleetkeeper_grants_demanded",
+        "fleetkeeper_idle_seconds",
         *(name for name, _ in PLACES if name.startswith((STEP_MODEL, TTFT, ITL, START))),
     }
 )
