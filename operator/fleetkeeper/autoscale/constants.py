@@ -190,6 +190,9 @@ CARRY_RATIO: Final = 0.85
 """Maximum share of the remaining replicas' capacity that all sequences may use after a scale-down."""
 CARRY_KV_RATIO: Final = 0.8
 """Maximum KV-cache use of the remaining replicas after a scale-down."""
+IDLE_READ_S: Final = 15.0
+"""Pods are read directly from this long before their service could sleep: three ticks, after which no sample of
+Prometheus counts."""
 SURGE_DELAYS: Final = 4.0
 """After requests waited too long, the replicas that this required are kept for so many scale-down delays:
 bursts return, and a replica takes minutes to start."""

@@ -19,6 +19,7 @@ from fleetkeeper.autoscale.types import (
     Limits,
     LimitsRequest,
 )
+from fleetkeeper.common.sleep import NOT_IDLE, Idle
 from fleetkeeper.common.values import ControlReport, Event, Remedy, ReplicaAllocation
 
 
@@ -49,6 +50,8 @@ class ControlDecision:
     """True if the pods must be read directly, because replicas or admitted requests may be reduced."""
     deadline: DeadlineNeed | None = None
     """The replicas that a backlog requires."""
+    idle: Idle = NOT_IDLE
+    """Whether the service may go to sleep."""
 
     @property
     def settings(self) -> ControlSettings:

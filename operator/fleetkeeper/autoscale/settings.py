@@ -6,6 +6,7 @@ from fleetkeeper.api.types import AccessMode, BreakerMode, InferenceServiceSpec
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.activation import activation_of
 from fleetkeeper.common.sleep import NEVER_SLEPT, Sleep
+from fleetkeeper_contract.sleep import SleepState
 
 
 def settings_of(
@@ -45,6 +46,7 @@ def settings_of(
         restart_fragmented=spec.memory.restart_fragmented,
         paused=spec.paused,
         sleep_after_s=_sleep_after_s(spec),
+        goes_to_sleep=sleep.state is SleepState.GOING_TO_SLEEP,
         waking_tier=sleep.tier if sleep.is_waking else None,
         demands_grants=spec.access is AccessMode.GATEWAY,
         generation=generation,
@@ -52,5 +54,8 @@ def settings_of(
 
 
 def _sleep_after_s(spec: InferenceServiceSpec) -> float | None:
+    """Return the idle time. A service whose pods others than the gateway call never sleeps."""
     settings = spec.scaling.sleep
-    return None if settings is None else float(settings.after_idle_seconds)
+    if settings is None or spec.access is not AccessMode.GATEWAY:
+        return None
+    return float(settings.after_idle_seconds)

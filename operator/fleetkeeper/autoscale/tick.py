@@ -29,6 +29,7 @@ from fleetkeeper.autoscale.rules.fragmentation import (
     is_settled,
     with_readings,
 )
+from fleetkeeper.autoscale.rules.idle import decide_idle, is_sleep_near
 from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
 from fleetkeeper.autoscale.rules.need import need_of
 from fleetkeeper.autoscale.rules.objectives import judged_since
@@ -75,8 +76,10 @@ def decide_service(
     need, supply = need_of(state, batch, now), estimate.supply
     gates = gates_of(state, need, releases=allocation.releases)
     replicas, observed = decide_replicas(inputs, need, supply, gates, memory.replicas, now=now)
+    tracks = signals_memory.tracks
+    confirms = allocation.confirms or is_sleep_near(state, tracks.values())
     asked_at = reads_asked_at(
-        memory.asked_at, inputs, replicas, breakers.load, now, confirms=allocation.confirms
+        memory.asked_at, inputs, replicas, breakers.load, now, confirms=confirms
     )
     lacks_since = lacking_since(
         memory.lacks_since,
@@ -105,7 +108,7 @@ def decide_service(
         last=memory.replaced_pod,
         paused=settings.paused,
     )
-    fragmented = fragmentation_readings(signals_memory.tracks, inputs, now)
+    fragmented = fragmentation_readings(tracks, inputs, now)
     is_changing = remedy.valid or bool(replacement) or memory.allocation_late_since is not None
     restart, fragmentation = decide_fragmentation_restart(
         with_readings(memory.fragmentation, fragmented),
@@ -131,6 +134,7 @@ def decide_service(
         events=tick_events(memory.breakers, state, remedy, restart),
         asks_pods=asked_at is not None,
         deadline=need.deadline,
+        idle=decide_idle(state, tracks.values(), is_direct=observed.direct_since is not None),
     )
     return decision, replace(
         memory,

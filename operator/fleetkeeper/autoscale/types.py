@@ -76,6 +76,8 @@ class ControlSettings:
     paused: bool = False
     sleep_after_s: float | None = None
     """Time without a request after which the service may go to sleep. None: it never sleeps."""
+    goes_to_sleep: bool = False
+    """True while the gateway holds requests and the pods still run."""
     waking_tier: Tier | None = None
     """While the service wakes: the most urgent tier that waits."""
     demands_grants: bool = False

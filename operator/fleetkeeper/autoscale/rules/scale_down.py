@@ -193,7 +193,7 @@ def reads_asked_at(
     """Return when pods last had to be read directly, because replicas or admission may be reduced.
 
     None: not recently. A scale-down counts, also one that only the pace or a missing direct read delays.
-    `confirms`: another service may lose a replica for this one.
+    `confirms`: another service may lose a replica for this one, or this one may go to sleep.
     """
     if not inputs.checks_directly:
         return None

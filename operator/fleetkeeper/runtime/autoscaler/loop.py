@@ -246,12 +246,20 @@ class ControlLoop:
         if self._is_sure(service_tick, decision, now):
             state.memory = reported
             state.view = ControlView(
-                result.allocation, result.report, decision.pod_load, starts=starts
+                result.allocation,
+                result.report,
+                decision.pod_load,
+                starts=starts,
+                idle=decision.idle,
             )
         else:
             state.memory = memory
             state.view = replace(
-                before, allocation=result.allocation, pod_load=decision.pod_load, starts=starts
+                before,
+                allocation=result.allocation,
+                pod_load=decision.pod_load,
+                starts=starts,
+                idle=decision.idle,
             )
         made = decisions_made(decision, memory_before, state.memory)
         log_decisions(service_tick.key, decision, made)
@@ -279,7 +287,10 @@ def _has_report(service: InferenceService | None) -> bool:
 
 
 def _is_news(before: ControlView, after: ControlView) -> bool:
-    """Return whether the planner would act on the change: an allocation's text always changes."""
+    """Return whether the planner would act on the change: an allocation's text always changes.
+
+    So does the time of the last read of an idle service. A planner that needs a newer one asks again by itself.
+    """
     allocations = [
         allocation and (allocation.replicas, allocation.reason)
         for allocation in (before.allocation, after.allocation)
@@ -291,6 +302,7 @@ def _is_news(before: ControlView, after: ControlView) -> bool:
         allocations[0] != allocations[1]
         or before.control_report != after.control_report
         or stages[0] != stages[1]
+        or before.idle.is_idle != after.idle.is_idle
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fleetkeeper.common.sleep import NOT_IDLE, Idle
 from fleetkeeper.common.values import ControlReport, ReplicaAllocation, StartProgress
 from fleetkeeper.runtime.queue import Key
 
@@ -20,6 +21,7 @@ class ControlView:
     is_pending: bool = False
     """True while the loop has not decided the service, and the status stays as it is."""
     starts: Mapping[str, StartProgress] = field(default_factory=dict)
+    idle: Idle = NOT_IDLE
 
 
 class Control(Protocol):

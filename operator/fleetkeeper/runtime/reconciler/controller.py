@@ -246,6 +246,7 @@ class Controller:
             control_pending=view.is_pending,
             pod_load=view.pod_load,
             starts=view.starts,
+            idle=view.idle,
             unreadable=self._cache.unreadable(key),
             crd_missing=self.crd_missing,
             may_update_engine=self._update_slot.is_held_by(key, resource),
