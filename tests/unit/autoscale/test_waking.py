@@ -1,0 +1,52 @@
+"""The replicas of a service that wakes: a minimum with the tier of the requests that wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fleetkeeper.autoscale.arbitrate import Want, arbitrate
+from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.common.budget import Budget
+from fleetkeeper_contract.tiers import Tier
+from tests.support.autoscale.control_cases import Loop
+
+BUSY = Want("a", "busy", 4, 3, tier=Tier.REALTIME, breach=9.0)
+"""A neighbor with three replicas, far above its objective."""
+
+
+def waking(tier: Tier | None, name: str = "waking", replicas: int = 1) -> Want:
+    """Return what the control loop recommends for a service without replicas that wakes for this tier."""
+    loop = Loop(ControlSettings(min_replicas=replicas, waking_tier=tier), replicas=0)
+    decision = loop.tick(gpus_per_replica=1)
+    assert decision.replicas.reason == "MinReplicas"
+    return replace(decision.want, name=name)
+
+
+def granted(*wants: Want, gpus: int) -> dict[str, int]:
+    return {name: row.replicas for (_, name), row in arbitrate(wants, Budget(gpus)).items()}
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_a_waking_service_gets_its_minimum_before_a_neighbor_grows(tier: Tier) -> None:
+    """Also if only batch waits for it, and the requests of the neighbor wait for long."""
+    assert granted(BUSY, waking(tier), gpus=4) == {"busy": 3, "waking": 1}
+    assert granted(BUSY, waking(tier), gpus=5) == {"busy": 4, "waking": 1}
+
+
+def test_of_two_waking_services_the_more_urgent_is_first() -> None:
+    rows = [waking(Tier.BATCH, "a"), waking(Tier.REALTIME, "b"), waking(Tier.STANDARD, "c")]
+    assert granted(*rows, gpus=1) == {"a": 0, "b": 1, "c": 0}
+    assert granted(*rows, gpus=2) == {"a": 0, "b": 1, "c": 1}
+
+
+def test_the_tier_counts_among_minimums_that_are_not_met() -> None:
+    """A service without traffic counts as standard."""
+    new = waking(None, "new")
+    assert granted(new, waking(Tier.REALTIME), gpus=1) == {"new": 0, "waking": 1}
+    assert granted(new, waking(Tier.BATCH), gpus=1) == {"new": 1, "waking": 0}
+
+
+def test_a_waking_service_takes_no_replica_that_runs() -> None:
+    assert granted(BUSY, waking(Tier.REALTIME), gpus=3) == {"busy": 3, "waking": 0}
