@@ -22,7 +22,7 @@ from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.plan import Plan
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.status.build import decide_status_write, desired_status
-from fleetkeeper.reconcile.status.events import decide_events
+from fleetkeeper.reconcile.status.events import decide_events, sleep_events
 from fleetkeeper.reconcile.status.pruning import without_fields
 from fleetkeeper.reconcile.types import Snapshot
 from fleetkeeper.reconcile.wanted import decide_wanted, in_one_line
@@ -51,7 +51,9 @@ def _plan_of(inputs: ReconcileInputs, result: ReconcileResult) -> Plan:
     """Return the plan for the result of a reconcile, including the status that reports it."""
     snapshot, diagnosis = inputs.snapshot, inputs.diagnosis
     if result.remembers:
-        return Plan(status={**inputs.status, **result.remembers}, requeue_after_s=0.0)
+        kept = {**inputs.status, **result.remembers}
+        events = tuple(sleep_events(inputs.status, kept))
+        return Plan(status=kept, events=events, requeue_after_s=0.0)
     desired = desired_status(result.assessment, result.engine, result.last_good, inputs.now)
     desired = without_fields(desired, snapshot.crd_missing)
     status, again = decide_status_write(

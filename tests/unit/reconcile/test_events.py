@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.support.reconcile.plan_cluster import live, step
+from fleetkeeper.common.sleep import Idle, Wake
+from fleetkeeper.common.values import Event
+from fleetkeeper_contract.sleep import WakeMark
+from fleetkeeper_contract.tiers import Tier
+from tests.support.reconcile.plan_cluster import live, settle, step
 from tests.support.reconcile.plan_world import (
+    START,
     Behaviour,
     World,
     act,
@@ -63,3 +68,71 @@ def test_a_service_that_is_up_in_seconds_posts_one_event() -> None:
     slow = live(replace(quick, gpus=0), 30)
     assert slow.condition("Ready") == ("False", "InsufficientGPU")
     assert ready_events(replace(slow, gpus=8)) == ["Ready"]
+
+
+def sleeping_service() -> World:
+    """A service at rest that may sleep, and whose gateway can wake it."""
+    scaling = {"sleep": {"minAwakeSeconds": 0}}
+    world = new_world(access="Gateway", scaling=scaling, routing={"policy": "None"})
+    context = replace(world.context, grant_keys='{"keys": [{"kid": "a"}]}')
+    return settle(replace(world, context=context, wake=Wake(can_wake=True)))
+
+
+def driven(world: World, available: tuple[str, str]) -> tuple[World, list[Event]]:
+    """The world when its condition Available has this status and reason, and the events until then.
+
+    The service is idle until there is a wake mark.
+    """
+    events: list[Event] = []
+    while world.condition("Available") != available:
+        assert world.now < START + 3600, world.status
+        world = replace(world, idle=Idle(world.wake.mark is None, world.now))
+        plan = plan_of(world)
+        events += plan.events
+        world = step(act(world, plan), 5)
+    return world, events
+
+
+def marked(world: World) -> World:
+    """The world in which a realtime request waits for a replica."""
+    mark = WakeMark(world.status["sleep"]["number"], Tier.REALTIME)
+    return replace(world, wake=Wake(can_wake=True, mark=mark))
+
+
+ASLEEP = ("False", "Asleep")
+ANSWERING = ("True", "Answering")
+
+
+def test_sleep_and_wake_are_recorded_once_and_are_no_warning() -> None:
+    world, events = driven(sleeping_service(), ASLEEP)
+    _, woken = driven(marked(world), ANSWERING)
+    events += woken
+    assert {event.type for event in events} == {"Normal"}
+    assert [event.reason for event in events] == ["Asleep", "Scaled", "Waking", "Scaled"]
+    assert events[2].message == "The service starts its replicas with the rank of tier realtime"
+
+
+def test_a_wake_that_fails_is_one_warning_and_the_next_one_is_not_called_ready() -> None:
+    world, _ = driven(sleeping_service(), ASLEEP)
+    broken = replace(world, behaviours={world.engine.template_hash: Behaviour.BAD_IMAGE})
+    world, waking = driven(marked(broken), ("False", "ImagePull"))
+    world, failed = driven(world, ASLEEP)
+    assert [event.reason for event in (*waking, *failed)] == [
+        *("Waking", "Scaled", "Scaled", "WakeFailed"),
+    ]
+    assert failed[-1].message.startswith("The last start failed: ImagePull: ")
+    assert failed[-1].type == "Warning"
+    silent = replace(world, behaviours={world.engine.template_hash: Behaviour.SILENT})
+    world, waking = driven(marked(silent), ("False", "Waking"))
+    assert world.condition("Ready") == ("True", "Waking")
+    assert [event.reason for event in waking] == ["Waking", "Scaled"]
+
+
+def test_replicas_that_a_sleeping_service_still_has_are_no_warning() -> None:
+    world, _ = driven(sleeping_service(), ASLEEP)
+    running = replace(world, pods=sleeping_service().pods)
+    plan = plan_of(running)
+    running = act(running, plan)
+    assert running.condition("Ready") == ASLEEP
+    assert plan.events == ()
+    assert plan_of(replace(running, pods=(), now=running.now + 60)).events == ()

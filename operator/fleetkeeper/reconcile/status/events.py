@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
+from fleetkeeper.common.sleep import parse_sleep
 from fleetkeeper.common.values import Event, Manifest
 from fleetkeeper.reconcile.children import Why
 from fleetkeeper.reconcile.plan import Action, Apply, Delete
@@ -18,6 +19,7 @@ CALM = frozenset(
     {
         Reason.STOPPED,
         Reason.SUSPENDED,
+        Reason.ASLEEP,
         Reason.PAUSED,
         Reason.STARTING,
         Reason.NO_READY_REPLICA,
@@ -28,6 +30,8 @@ CALM = frozenset(
     }
 )
 """Reasons for not being ready that a user chose or that pass by themselves: no Warning event."""
+RESTS = frozenset({Reason.ASLEEP, Reason.WAKING})
+"""Reasons for being ready without a replica: no event that the service is ready."""
 
 
 def decide_events(
@@ -48,6 +52,21 @@ def decide_events(
         *(_of_engine(assessment.previous, status) if status is not None else ()),
     ]
     return tuple(dict.fromkeys(events))
+
+
+def sleep_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield the events of a status that changes the state of a service's sleep.
+
+    A failed start has none here: the condition Ready reports it.
+    """
+    old, new = parse_sleep(before), parse_sleep(after)
+    if new.state is old.state:
+        return
+    if new.is_asleep and not new.failures:
+        yield Event(NORMAL, "Asleep", "No request came, so the service releases its replicas")
+    elif new.is_waking:
+        rank = f" with the rank of tier {new.tier.label}" if new.tier is not None else ""
+        yield Event(NORMAL, "Waking", f"The service starts its replicas{rank}")
 
 
 def _key(action: Action) -> tuple[str, str]:
@@ -110,9 +129,10 @@ def _of_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
     ready = _changed(before, after, ConditionType.READY)
     if ready is None:
         return
-    before_ready = previous_condition(before, ConditionType.READY) or {}
+    old = (previous_condition(before, ConditionType.READY) or {}).get("status", Status.TRUE)
     # A service that never reported Ready=False started within seconds: the event Created is enough.
-    if ready["status"] == Status.TRUE and before_ready.get("status", Status.TRUE) != Status.TRUE:
+    is_news = ready["status"] == Status.TRUE and old != Status.TRUE
+    if is_news and ready["reason"] not in RESTS:
         yield Event(NORMAL, "Ready", "The service is ready")
     elif ready["status"] == Status.FALSE and ready["reason"] not in CALM:
         yield Event(WARNING, ready["reason"], ready["message"])
