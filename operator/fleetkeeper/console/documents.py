@@ -9,11 +9,11 @@ from fleetkeeper.api.status_enums import BreakerState, ReplicaStage
 from fleetkeeper.console.samples import Samples, Snapshot, in_ms, number
 from fleetkeeper.fleet.explanation import (
     BREAKERS,
-    GOOD_WHEN_FALSE,
     Row,
     breaker_rows,
     decision_rows,
     evidence_rows,
+    is_as_wanted,
     trouble_rows,
 )
 from fleetkeeper.fleet.view import (
@@ -66,7 +66,7 @@ def service_document(samples: Samples, key: ServiceKey) -> Document:
         "measurements": _pairs(evidence_rows(view)),
         "problems": _pairs(trouble_rows(view)),
         "breakers": _breakers(view),
-        "conditions": [_condition(row) for row in view.conditions.values()],
+        "conditions": [_condition(view, row) for row in view.conditions.values()],
         "replicaStates": [_replica(row) for row in view.status.get("replicaStates") or ()],
         "unlistedReplicas": view.status.get("unlistedReplicas") or 0,
         "changes": [
@@ -103,7 +103,7 @@ def _summary(view: ServiceView, spec: Mapping[str, Any]) -> Document:
         "name": view.name,
         "simulated": view.is_simulated,
         "tone": _tone(view, is_ready=is_ready, has_trouble=is_degraded),
-        "ready": "Ready" if is_ready else ready.get("reason") or "Unknown",
+        "ready": (view.sleep.state or "Ready") if is_ready else ready.get("reason") or "Unknown",
         "readyMessage": ready.get("message") or ("" if ready else NO_CONDITION),
         "readyReplicas": view.ready.split("/")[0],
         "wanted": view.wanted,
@@ -148,13 +148,12 @@ def _breakers(view: ServiceView) -> list[Document]:
     return found
 
 
-def _condition(condition: Mapping[str, Any]) -> Document:
-    kind, status = str(condition.get("type")), str(condition.get("status"))
-    wanted = "False" if kind in GOOD_WHEN_FALSE else "True"
+def _condition(view: ServiceView, condition: Mapping[str, Any]) -> Document:
+    kind = str(condition.get("type"))
     return {
         "type": kind,
-        "status": status,
-        "tone": GOOD if status == wanted else BAD if kind == "Ready" else WARN,
+        "status": str(condition.get("status")),
+        "tone": GOOD if is_as_wanted(view, condition) else BAD if kind == "Ready" else WARN,
         "reason": condition.get("reason") or "",
         "message": condition.get("message") or "",
         "since": condition.get("lastTransitionTime") or "",

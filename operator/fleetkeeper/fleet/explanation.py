@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fleetkeeper.api.status_enums import ReplicaStage
 from fleetkeeper.autoscale.rules.fragmentation import RestartReason
@@ -12,6 +13,7 @@ from fleetkeeper.fleet.view import (
     in_milliseconds,
     latency_in_milliseconds,
 )
+from fleetkeeper_contract import rfc3339
 
 Row = tuple[str, str]
 
@@ -29,6 +31,8 @@ COUNTS = (
 )
 START_STAGES = ("scheduling", "image")
 """The stages of a start that the operator measures."""
+GOOD_IN_SLEEP = frozenset({"Asleep", "Waking", "NoMetrics"})
+"""Reasons of conditions that are no problem while a service sleeps or wakes."""
 GOOD_WHEN_FALSE = frozenset({"Degraded", "ScalingLimited", "Progressing", "Reconciling", "Stalled"})
 
 
@@ -64,6 +68,7 @@ def decision_rows(view: ServiceView) -> Iterator[Row]:
         profile = view.status["engine"].get("profile", "")
         yield "Engine", f"simulated (profile {profile}): no model answers"
     yield _decision(view, "scaling", f"Replicas: {view.ready} ready, {view.wanted} desired")
+    yield from sleep_rows(view)
     title = f"Limits: {view.sequences} sequences, {view.tokens} tokens per step"
     yield _decision(view, "batching", title)
     yield from breaker_rows(view)
@@ -97,6 +102,17 @@ def breaker_rows(view: ServiceView) -> Iterator[Row]:
         yield title, state
 
 
+def sleep_rows(view: ServiceView) -> Iterator[Row]:
+    """Yield since when the service sleeps or wakes, or why it never sleeps."""
+    sleep = view.sleep
+    if sleep.state is not None:
+        rank = f", with the rank of tier {sleep.tier.label}" if sleep.tier is not None else ""
+        failed = f", after failed starts: {sleep.failures}" if sleep.failures else ""
+        yield "Sleep", f"{sleep.state} since {rfc3339.format(sleep.since)}{rank}{failed}"
+    elif sleep.message:
+        yield "Sleep", sleep.message
+
+
 def restart_rows(view: ServiceView) -> Iterator[Row]:
     """Yield whether fragmented replicas are restarted or why not, if memory.restartFragmented is set."""
     texts = {str(reason): reason.text for reason in RestartReason}
@@ -127,11 +143,18 @@ def start_rows(view: ServiceView) -> Iterator[Row]:
     yield "Start of a replica", f"{total:.0f} s" + (f" ({medians})" if medians else "")
 
 
+def is_as_wanted(view: ServiceView, condition: Mapping[str, Any]) -> bool:
+    """Return True if a condition indicates no problem of the service."""
+    if view.sleep.state is not None and condition.get("reason") in GOOD_IN_SLEEP:
+        return True
+    wanted = "False" if condition.get("type") in GOOD_WHEN_FALSE else "True"
+    return condition.get("status") == wanted
+
+
 def trouble_rows(view: ServiceView) -> Iterator[Row]:
     """Yield the conditions that indicate a problem, with their messages."""
     for kind, condition in view.conditions.items():
-        wanted = "False" if kind in GOOD_WHEN_FALSE else "True"
-        if condition.get("status") != wanted:
+        if not is_as_wanted(view, condition):
             title = f"{kind} is {condition.get('status')} ({condition.get('reason')})"
             yield title, condition.get("message", "")
 

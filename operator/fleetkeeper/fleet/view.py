@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from fleetkeeper.common.sleep import Sleep, parse_sleep
 from fleetkeeper.common.values import change_in_words
 from fleetkeeper_contract import rfc3339
 from fleetkeeper_kube.reading import UNREAD, stand_in
@@ -79,6 +80,11 @@ class ServiceView:
     def is_simulated(self) -> bool:
         """Return True if no model answers."""
         return _section(self.status, "engine").get("simulated") is True
+
+    @property
+    def sleep(self) -> Sleep:
+        """Return the sleep of the service."""
+        return parse_sleep(self.status)
 
     def gauge(self, name: str, **labels: str) -> float | None:
         """Return the gauge with this name (without prefix) and labels, None if it is not exported."""

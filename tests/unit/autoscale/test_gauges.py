@@ -10,6 +10,7 @@ from fleetkeeper.autoscale.decided import SUBJECTS, Decided
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.gauges import counts_of, gauges_of
 from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.common.activation import Activation, State
 from tests.support.autoscale.control_cases import Loop, pod_view
 
 
@@ -32,6 +33,22 @@ def test_ready_replicas_are_those_that_are_not_being_deleted() -> None:
 def test_a_service_without_pods_has_no_ready_replica() -> None:
     pods = (pod_view("chat-0", ready=False),)
     assert _replicas(Loop(replicas=1, pods=pods))["ready"] == 0.0
+
+
+def test_a_service_that_sleeps_shows_no_fault() -> None:
+    """What alerts read: no open breaker, no pressure, no missing replica, and no rate for batches."""
+    loop = Loop(replicas=1)
+    loop.steady(20)
+    loop.replicas, loop.pods = 0, ()
+    loop.settings = replace(loop.settings, activation=Activation(State.ASLEEP, 0))
+    decision = [loop.tick() for _ in range(60)][-1]
+    gauges = {(name, *labels): value for name, labels, value in gauges_of(decision, 0)}
+    of = {
+        name: {value for key, value in gauges.items() if key[0] == name}
+        for name in ("breaker_state", "decision_replicas", "pressure_ratio")
+    }
+    assert of == {"breaker_state": {0.0}, "decision_replicas": {0.0}, "pressure_ratio": {0.0}}
+    assert ("model_batch_tokens_per_second",) not in gauges
 
 
 def _counts(decision: ControlDecision, *subjects: str) -> dict[tuple[str, ...], float]:

@@ -132,3 +132,15 @@ def test_tones_of_breakers_conditions_and_replicas() -> None:
     vision = service_document(samples, ("team-b", "vision"))["service"]
     assert [row["tone"] for row in vision["replicaStates"]] == ["bad", "good"]
     assert vision["replicaStates"][0]["stageText"] == "The pod waits for a node."
+
+
+def test_a_service_that_sleeps_is_good_and_named_so() -> None:
+    fleet = fleet_at(NOW, NOW)
+    chat = next(item for item in fleet.services if item["metadata"]["name"] == "chat")
+    chat["status"]["sleep"] = {"number": 1, "state": "Asleep"}
+    chat["status"]["conditions"][1].update(status="False", reason="Asleep")
+    samples = Samples()
+    samples.add(fleet, NOW)
+    document = service_document(samples, chat_key())["service"]
+    assert (document["ready"], document["tone"], document["problems"]) == ("Asleep", "good", [])
+    assert {row["tone"] for row in document["conditions"]} == {"good"}

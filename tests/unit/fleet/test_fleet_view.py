@@ -228,6 +228,42 @@ def test_explain_lists_only_conditions_that_are_not_as_they_should_be() -> None:
     assert rows == [("Ready is False (ImagePull)", "Check the image.")]
 
 
+def asleep(**sleep: Any) -> dict[str, Any]:
+    """A service without replicas because no request came."""
+    away = {"status": "False", "reason": "Asleep", "message": "No request came."}
+    unknown = {"status": "False", "reason": "NoMetrics", "message": "No replica is ready."}
+    return service(
+        summary={"ready": "0/0"},
+        scaling={"desired": 0, "reason": "Asleep", "message": "the service is asleep"},
+        sleep={"number": 7, "state": "Asleep", "since": "2026-09-21T14:13:20Z", **sleep},
+        conditions=[
+            {**away, "type": "Available"},
+            {**away, "type": "Ready", "status": "True"},
+            {**unknown, "type": "MetricsAvailable"},
+        ],
+    )
+
+
+def test_a_service_that_sleeps_is_shown_as_such_and_is_no_problem() -> None:
+    view = view_of(asleep(), {})
+    assert list(trouble_rows(view)) == []
+    assert dict(decision_rows(view))["Sleep"] == "Asleep since 2026-09-21T14:13:20Z"
+    assert "0/0 Asleep" in printed(fleet_table([view], NOW))
+
+
+def test_explain_says_for_which_tier_a_service_wakes_and_which_try_it_is() -> None:
+    view = view_of(asleep(state="Waking", tier="realtime", failures=2), {})
+    assert dict(decision_rows(view))["Sleep"] == (
+        "Waking since 2026-09-21T14:13:20Z, with the rank of tier realtime, after failed starts: 2"
+    )
+
+
+def test_explain_says_why_a_service_never_sleeps() -> None:
+    view = view_of(service(sleep={"number": 0, "message": "stays awake: no gateway"}), {})
+    assert dict(decision_rows(view))["Sleep"] == "stays awake: no gateway"
+    assert "Sleep" not in dict(decision_rows(view_of(service(sleep={"number": 7}), {})))
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0, "0s"), (59, "59s"), (60, "1m"), (3600, "1h"), (200_000, "2d")]
 )

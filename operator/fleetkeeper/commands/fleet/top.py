@@ -57,7 +57,8 @@ def _figure(measured: Measured) -> Text:
 def _readiness(view: ServiceView) -> Text:
     is_ready = view.conditions.get("Ready", {}).get("status") == "True"
     ready = view.ready.split("/")[0]
-    return Text(f"{ready}/{view.wanted}", style="green" if is_ready else "yellow")
+    state = f" {view.sleep.state}" if is_ready and view.sleep.state is not None else ""
+    return Text(f"{ready}/{view.wanted}{state}", style="green" if is_ready else "yellow")
 
 
 def _last_change(view: ServiceView, now: float) -> Text:
