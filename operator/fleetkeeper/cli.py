@@ -19,6 +19,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "check": "fleetkeeper.commands.service.check:check",
     "top": "fleetkeeper.commands.fleet.top:top",
     "explain": "fleetkeeper.commands.fleet.explain:explain",
+    "wake": "fleetkeeper.commands.fleet.wake:wake",
     "console": "fleetkeeper.commands.fleet.console:console",
     "support-bundle": "fleetkeeper.commands.bundle.command:support_bundle",
     "simulate": "fleetkeeper.commands.simulate.command:simulate",

@@ -69,7 +69,7 @@ class FleetSource:
         try:
             text = self._metrics()
         except (*self._problems, LookupError) as problem:
-            return Fleet(services, {}, f"no metrics: {_in_a_line(problem)}")
+            return Fleet(services, {}, f"no metrics: {in_a_line(problem)}")
         return Fleet(services, dict(parse_gauges(text)))
 
     def _services(self, namespace: str | None) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ class FleetSource:
             return [item for page in read_pages(fetch) for item in page["items"]]
         except self._problems as problem:
             raise FleetError(
-                f"cannot list InferenceServices of {self._host}: {_in_a_line(problem)}; "
+                f"cannot list InferenceServices of {self._host}: {in_a_line(problem)}; "
                 "check the kubeconfig (KUBECONFIG) and your rights"
             ) from problem
 
@@ -153,7 +153,8 @@ def load_api(kubeconfig: str | None = None) -> Any:  # noqa: ANN401 - kubernetes
     return client.ApiClient(configuration)
 
 
-def _in_a_line(problem: Exception) -> str:
+def in_a_line(problem: Exception) -> str:
+    """Return the status and reason of a refusal, else the first line of the problem."""
     reason = getattr(problem, "reason", None)
     status = getattr(problem, "status", None)
     if reason and status:

@@ -14,11 +14,15 @@ Answer = tuple[int, bytes]
 
 
 class Recorded:
-    """Answers by path. `asked` has each request; after `dies_after` requests none is answered."""
+    """Answers by path. `asked` has each request, `patched` the body of each patch.
+
+    After `dies_after` requests none is answered.
+    """
 
     def __init__(self, answers: dict[str, object]) -> None:
         self.answers = answers
         self.asked: list[tuple[str, dict[str, str]]] = []
+        self.patched: list[tuple[str, object]] = []
         self.dies_after: int | None = None
 
     def answer(self, target: str) -> Answer | None:
@@ -58,6 +62,11 @@ def recorded_cluster(recorded: Recorded, folder: Path) -> Iterator[Path]:
             self.send_header("Content-Length", str(len(answer[1])))
             self.end_headers()
             self.wfile.write(answer[1])
+
+        def do_PATCH(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            recorded.patched.append((self.headers["Content-Type"], json.loads(body)))
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             """Print nothing."""
