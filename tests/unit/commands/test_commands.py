@@ -299,6 +299,26 @@ def test_check_warns_of_surprises(run: Run, change: str, words: str) -> None:
     assert words in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("scaling", "rest", "words"),
+    [
+        ("sleep: {}", "", "access is Open, and only the gateway wakes a service"),
+        ("sleep: {}, mode: Advisory", "  access: Gateway\n", "scaling.mode is Advisory; set"),
+        ("sleep: {}", "  access: Gateway\n  replicas: 2\n", "replicas is 2; remove it"),
+        ("sleep: {}", "  access: Gateway\n", ""),
+        ("mode: Advisory", "", ""),
+    ],
+)
+def test_check_says_why_a_service_never_sleeps(
+    run: Run, scaling: str, rest: str, words: str
+) -> None:
+    text = GOOD.replace("maxReplicas: 6", f"maxReplicas: 6, {scaling}") + rest
+    done = run("check", "-f", "good.yaml", good=text)
+    assert done.exit_code == 0, done.output
+    found = [line for line in done.stdout.splitlines() if "never goes to sleep" in line]
+    assert [words in line for line in found] == ([True] if words else [])
+
+
 ONE_GPU = GOOD.replace("tensorParallelSize: 4", "tensorParallelSize: 1")
 WITH_ONE = ONE_GPU.replace("maxReplicas: 6", "maxReplicas: 1").replace(
     "minReplicas: 2", "minReplicas: 1"

@@ -51,9 +51,25 @@ def advice_of(service: InferenceService, needs: Needs, context: PlanContext) -> 
         advice.append(
             "scaling.minReplicas is 1: the service is unavailable while its only replica restarts"
         )
+    if spec.scaling.sleep is not None:
+        advice += _sleep_advice(spec)
     advice += _network_advice(spec)
     if spec.routing.policy is not RoutingPolicy.NONE:
         advice += _router_advice(spec.routing)
+    return advice
+
+
+def _sleep_advice(spec: InferenceServiceSpec) -> list[str]:
+    """Return what keeps a service from ever going to sleep."""
+    advice, never = [], "scaling.sleep is set, but the service never goes to sleep:"
+    if spec.access is not AccessMode.GATEWAY:
+        advice.append(
+            f"{never} access is {spec.access}, and only the gateway wakes a service; set access: Gateway"
+        )
+    if spec.scaling.mode is not ScalingMode.AUTO:
+        advice.append(f"{never} scaling.mode is {spec.scaling.mode}; set scaling.mode: Auto")
+    if spec.replicas is not None:
+        advice.append(f"{never} replicas is {spec.replicas}; remove it")
     return advice
 
 
