@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fleetkeeper.api.base import LabelValue, ObjectName, Quantity, Section, StringMap, frozen_map
 from fleetkeeper.api.enums import (
@@ -42,6 +42,16 @@ class Sleep(Section):
     )
 
 
+MIN_REPLICAS_ZERO: Final = "must be at least 1; for no replicas without requests set scaling.sleep"
+
+
+def _not_zero(value: object) -> object:
+    """Refuse 0, which users of other autoscalers write, with what to write instead."""
+    if value == 0 and value is not False:
+        raise ValueError(MIN_REPLICAS_ZERO)
+    return value
+
+
 class Scaling(Section):
     """The bounds and the mode of scaling."""
 
@@ -49,7 +59,7 @@ class Scaling(Section):
         ScalingMode.AUTO,
         description="Auto: Fleetkeeper sets the number of replicas. Advisory: Fleetkeeper reports a recommendation and does not apply it. External: spec.replicas sets the number (a person, HPA, or KEDA).",
     )
-    min_replicas: int = Field(
+    min_replicas: Annotated[int, BeforeValidator(_not_zero)] = Field(
         1,
         ge=1,
         le=1000,

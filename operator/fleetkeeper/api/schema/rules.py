@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fleetkeeper.api import types as t
+from fleetkeeper.api.fleet_types import MIN_REPLICAS_ZERO
 from fleetkeeper.api.names import CHILD_INFIX, NAME_MAX_LENGTH, NAME_PATTERN
 from fleetkeeper.api.profiles.environment import ADMINISTRATORS, is_administrators
 from fleetkeeper.api.schema.network_rules import NETWORK_RULES
@@ -203,6 +204,12 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
         kubernetes_keys_rule("annotations"),
     ),
     t.Scaling: (
+        Rule[t.Scaling](
+            "minReplicas",
+            "self.minReplicas >= 1",
+            lambda of: of.min_replicas >= 1,
+            MIN_REPLICAS_ZERO,
+        ),
         Rule[t.Scaling](
             "maxReplicas",
             "self.minReplicas <= self.maxReplicas",
