@@ -41,6 +41,7 @@ NOT_RUN: Mapping[str, str] = {
     r"fleetkeeper signing-keys rotate ": "needs the Secret of the chart; tests/cluster/chart/test_signing_keys.py rotates one",
     r"fleetkeeper console|ssh -t -L ": "serves until it is stopped; tests/unit/console and tests/cluster/console open it",
     r"fleetkeeper keys create ": "needs the namespace of an installed gateway; tests/e2e/test_service_gateway.py creates keys",
+    r"fleetkeeper wake ": "needs a service that sleeps; tests/unit/commands/test_wake.py runs the command",
     r"fleetkeeper usage ": "needs the gateway; tests/gateway/usage/test_process.py runs its process, and tests/unit/commands/test_usage.py the command",
     r"fleetkeeper batch |export FLEETKEEPER_": "needs the batch process; tests/unit/commands/test_batch.py runs the commands against a server that speaks its API",
     r"fleetkeeper local ": "starts a cluster; tests/cluster/local/test_controlplane.py and tests/e2e do",
