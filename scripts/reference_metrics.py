@@ -112,6 +112,10 @@ STATE_GAUGES: Mapping[str, tuple[tuple[str, ...], str]] = {
         (),
         "1 if the engines are simulated, so that no model answers. Absent for other services.",
     ),
+    "service_failed_wakes": (
+        (),
+        "Failed starts in a row of a service that wakes; 0 after a start that succeeded. Absent for services that never slept.",
+    ),
     "service_min_replicas": ((), "scaling.minReplicas."),
     "service_max_replicas": ((), "scaling.maxReplicas."),
 }

@@ -46,6 +46,7 @@ REST: Final[dict[str, str]] = {
     f'fleetkeeper_service_condition{{{OF_OPERATOR}, type="ScalingLimited", status="true"}}': "0x400",
     f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="live"}}': "1x400",
     f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="ready"}}': "1x400",
+    f"fleetkeeper_service_failed_wakes{{{OF_OPERATOR}}}": "0x400",
     f'fleetkeeper_requests_total{{{ENGINE}, tier="realtime", outcome="admitted"}}': "0+60x400",
     f'fleetkeeper_requests_total{{{ENGINE}, tier="realtime", outcome="tier_closed"}}': "0x400",
     f'fleetkeeper_requests_total{{{ENGINE}, tier="batch", outcome="tier_closed"}}': "0+90x400",
@@ -74,6 +75,23 @@ REST: Final[dict[str, str]] = {
     f"fleetkeeper_gateway_batch_queue_up{{{BATCH}}}": "1x400",
 }
 """A service with one replica and its operator at rest, by series, every 15 s for 100 minutes."""
+ASLEEP: Final[dict[str, str]] = {
+    **{
+        name: f"{values.partition('x')[0]}x40 _x400"
+        for name, values in REST.items()
+        if ENGINE in name
+    },
+    f"fleetkeeper_signal_queue_wait_seconds{{{OF_OPERATOR}}}": "0.2x40 0x400",
+    f"fleetkeeper_signal_batch_time_seconds{{{OF_OPERATOR}}}": "0.04x40 0x400",
+    f"fleetkeeper_pressure_ratio{{{OF_OPERATOR}}}": "0.8x40 0x400",
+    f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="live"}}': "1x40 0x240 1x400",
+    f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="ready"}}': "1x40 0x260 1x400",
+    f"fleetkeeper_service_failed_wakes{{{OF_OPERATOR}}}": "0x250 1x30 0x400",
+    f"fleetkeeper_model_batch_tokens_per_second{{{OF_OPERATOR}}}": "300x40 _x260 300x400",
+    f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="service_asleep"}}': "0+30x400",
+    f'fleetkeeper_gateway_refused_total{{{GATEWAY}, code="service_waking"}}': "0+30x400",
+}
+"""The series that differ for a service that sleeps after 10 minutes and wakes after 70, its first start in vain."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +266,20 @@ CASES: Final = (
         "a surge of a rollout",
         {f'fleetkeeper_decision_replicas{{{OF_OPERATOR}, kind="ready"}}': "2x400"},
         "16m",
+        (),
+    ),
+    Case(
+        "FleetkeeperWakeFails",
+        "two in a row",
+        {f"fleetkeeper_service_failed_wakes{{{OF_OPERATOR}}}": "0x40 1x40 2x400"},
+        "22m",
+        TEAM_A,
+    ),
+    Case(
+        "FleetkeeperWakeFails",
+        "one that is tried again",
+        {f"fleetkeeper_service_failed_wakes{{{OF_OPERATOR}}}": "0x40 1x400"},
+        "90m",
         (),
     ),
     Case(
@@ -534,6 +566,20 @@ def _of_alert(rule: dict[str, Any], cases: Sequence[Case], directory: Path) -> d
     return _document(file, [_test(rule, case) for case in cases])
 
 
+def _quiet(name: str, series: Mapping[str, str], *times: str) -> dict[str, Any]:
+    """All alerts together with these series, of which none fires at these times."""
+    expected: list[dict[str, Any]] = [
+        {"expr": 'ALERTS{alertstate="firing"}', "eval_time": at, "exp_samples": []} for at in times
+    ]
+    test = {
+        "name": name,
+        "interval": "15s",
+        "input_series": _series(series),
+        "promql_expr_test": expected,
+    }
+    return _document(RULES / "alerts.yaml", [test])
+
+
 def _test(rule: dict[str, Any], case: Case) -> dict[str, Any]:
     read = named(rule["expr"])
     assert all(named(name) <= read for name, values in case.series.items() if values is not None)
@@ -562,17 +608,11 @@ def test_alerts_fire_when_they_should_and_are_quiet_at_rest(tmp_path: Path) -> N
         _of_alert(rule, [case for case in CASES if case.alert == rule["alert"]], tmp_path)
         for rule in alerts()
     ]
-    quiet: list[dict[str, Any]] = [
-        {"expr": 'ALERTS{alertstate="firing"}', "eval_time": at, "exp_samples": []}
-        for at in ("30m", "95m")
-    ]
-    rest = {
-        "name": "rest",
-        "interval": "15s",
-        "input_series": _series(REST),
-        "promql_expr_test": quiet,
-    }
-    _promtool(tmp_path, *cases, _document(RULES / "alerts.yaml", [rest]))
+    _promtool(tmp_path, *cases, _quiet("rest", REST, "30m", "95m"))
+
+
+def test_alerts_are_quiet_while_a_service_sleeps_and_wakes(tmp_path: Path) -> None:
+    _promtool(tmp_path, _quiet("asleep", REST | ASLEEP, "30m", "45m", "68m", "74m", "95m"))
 
 
 def test_every_alert_has_a_case_in_which_it_fires() -> None:

@@ -41,6 +41,20 @@ def test_bounds_and_accelerators() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ({}, []),
+        ({"sleep": {"number": 3}}, [0.0]),
+        ({"sleep": {"number": 3, "state": "Asleep", "failures": 2}}, [2.0]),
+        ({"sleep": "x"}, [0.0]),
+    ],
+)
+def test_failed_wakes_of_a_service_that_slept(status: dict[str, Any], shown: list[float]) -> None:
+    found = gauges_of_service({}, status, 0)
+    assert [value for name, _, value in found if name == "service_failed_wakes"] == shown
+
+
 @given(st.dictionaries(st.sampled_from(["scaling", "x"]), JSON), JSON, JSON, JSON)
 def test_an_invented_status_makes_no_series_of_its_own(
     spec: dict[str, Any], kind: object, status: object, reason: object

@@ -118,7 +118,7 @@ def test_the_control_loops_gauges_are_those_of_the_page() -> None:
 
 
 def test_the_gauges_of_a_services_state_are_those_of_the_page() -> None:
-    status = {**STATUS, "engine": {"simulated": True}}
+    status = {**STATUS, "engine": {"simulated": True}, "sleep": {"number": 1}}
     assert _labels(gauges_of_service(SPEC, status, 1)) == _listed(STATE_GAUGES)
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, Final
 
 from fleetkeeper.api.conditions import ConditionType, Reason, Status, previous_condition
+from fleetkeeper.common.sleep import parse_sleep
 
 MAIN: Final = (
     ConditionType.AVAILABLE,
@@ -30,6 +31,7 @@ def gauges_of_service(
         *_bounds(spec),
         ("service_accelerators", (), float(accelerators)),
         *_simulated(status),
+        *_failed_wakes(status),
         *(gauge for kind in MAIN for gauge in _condition(status, kind)),
     )
 
@@ -47,6 +49,11 @@ def _simulated(status: Mapping[str, Any]) -> Iterator[Gauge]:
     engine = status.get("engine")
     if isinstance(engine, Mapping) and engine.get("simulated") is True:
         yield "service_simulated", (), 1.0
+
+
+def _failed_wakes(status: Mapping[str, Any]) -> Iterator[Gauge]:
+    if "sleep" in status:
+        yield "service_failed_wakes", (), float(parse_sleep(status).failures)
 
 
 def _condition(status: Mapping[str, Any], kind: ConditionType) -> Iterator[Gauge]:
