@@ -20,7 +20,7 @@ from fleetkeeper.fleet.view import views_of
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY, data_dir
 from fleetkeeper_local.common.report import say
-from fleetkeeper_local.demo import front_door, waiting_work
+from fleetkeeper_local.demo import asleep, front_door, waiting_work
 from fleetkeeper_local.demo.cluster import Cluster, on_path
 from fleetkeeper_local.demo.figure import Run, draw
 from fleetkeeper_local.demo.fleet import Fleet
@@ -240,7 +240,11 @@ def _front_door(stage: Stage, fleet: Fleet, base_url: str) -> list[str]:
             "spec.access: Gateway. A request around the gateway gets status 401.",
             *front_door.chapter(door, fleet.namespace, fleet.name, say),
         ]
-    return ["The gateway", "", *(f"  {line}" for line in lines), ""]
+        slept = asleep.chapter(door, fleet, say)
+    return [
+        *("The gateway", "", *(f"  {line}" for line in lines), ""),
+        *("Asleep", "", *(f"  {line}" for line in slept), ""),
+    ]
 
 
 def _told(fleet: Fleet, recorder: Recorder, since_s: float) -> list[Moment]:
