@@ -46,7 +46,7 @@ TENANT = "fleetkeeper-sleep"
 IDLE_S, AWAKE_S = 30, 10
 PAUSE_S = 75.0
 """Mean pause between two requests of one service: two of three are longer than the idle time."""
-LONGEST_S = 3600.0
+MAX_S = 3600.0
 TIMEOUT_S = 120.0
 SEED = 37
 
@@ -145,7 +145,7 @@ class Clients:
         self.answers.append(Answered(service, sent, time.time(), status, code))
 
     async def poisson(self, service: str, source: random.Random, until: asyncio.Event) -> None:
-        """Ask again and again until told to stop; requests of one service may overlap."""
+        """Ask again and again until the event is set; requests of one service may overlap."""
         async with asyncio.TaskGroup() as open_requests:
             while not until.is_set():
                 pause_s = source.expovariate(1 / PAUSE_S)
@@ -210,7 +210,7 @@ async def play(stage: LocalStage, url: str, key: str, names: list[str], cycles: 
                 for name in names
             ]
             while sum(len(replicas.wakes(name)) for name in names) < cycles:
-                if time.monotonic() - began > LONGEST_S:
+                if time.monotonic() - began > MAX_S:
                     break
                 await asyncio.sleep(1.0)
             enough.set()

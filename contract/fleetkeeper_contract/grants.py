@@ -58,3 +58,14 @@ and only while the key is in force.
 """
 BATCH_ISSUER = "fleetkeeper-batch"
 BATCH_AUDIENCE = "fleetkeeper-gateway"
+
+GATEWAY_POD_LABELS = {
+    "app.kubernetes.io/name": "fleetkeeper",
+    "app.kubernetes.io/component": "gateway",
+}
+"""Labels of the gateway's pods, which run in the operator's namespace."""
+USAGE_POD_LABELS = {
+    "app.kubernetes.io/name": "fleetkeeper",
+    "app.kubernetes.io/component": "gateway-usage",
+}
+"""Labels of the pod that collects usage from the engines' control ports."""

@@ -59,6 +59,7 @@ class Sleep:
 
 
 NEVER_SLEPT = Sleep()
+_STATES = {state.value: state for state in SleepState}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,10 @@ def parse_sleep(status: Mapping[str, Any]) -> Sleep:
     part = status.get("sleep")
     if not isinstance(part, Mapping):
         return NEVER_SLEPT
-    state = part.get("state")
     starts = part.get("startSeconds")
     return Sleep(
         number=_whole(part.get("number")),
-        state=SleepState(state) if state in set(SleepState) else None,
+        state=_STATES.get(str(part.get("state"))),
         since=rfc3339.parse(part.get("since")) or 0.0,
         tier=TIER_BY_LABEL.get(str(part.get("tier"))),
         failures=_whole(part.get("failures")),

@@ -29,6 +29,9 @@ BACKOFF_S: Final = (0.0, 60.0, 120.0, 300.0, 600.0)
 """The time from a failed start to the next wake, by the number of failures in a row."""
 
 OPEN_ACCESS: Final = "stays awake: spec.access is not Gateway, and requests that bypass the gateway would wake nothing"
+NO_AUTO: Final = (
+    "stays awake: spec.scaling.mode is not Auto, so Fleetkeeper does not set the number of replicas"
+)
 NO_GATEWAY: Final = "stays awake: the operator has no keys of a gateway, which would hold requests"
 
 
@@ -43,8 +46,7 @@ class SleepDecision:
 def decide_sleep(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> SleepDecision:
     """Decide the next state of a service's sleep."""
     before = parse_sleep(inputs.status)
-    is_by_hand = spec.suspend or spec.replicas == 0 or spec.scaling.mode is not ScalingMode.AUTO
-    if spec.paused or is_by_hand:
+    if spec.paused or spec.suspend or spec.replicas == 0:
         return SleepDecision(before)
     why_awake = _why_never(inputs, spec)
     if why_awake is not None or spec.replicas is not None:
@@ -59,9 +61,11 @@ def decide_sleep(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> SleepDe
 
 
 def _why_never(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> str | None:
-    """Return why the service never sleeps, None if it may. Without `scaling.sleep` nothing is to be said."""
+    """Return why the service never sleeps, None if it may; empty if its spec does not ask for sleep."""
     if spec.scaling.sleep is None:
         return ""
+    if spec.scaling.mode is not ScalingMode.AUTO:
+        return NO_AUTO
     if spec.access is not AccessMode.GATEWAY:
         return OPEN_ACCESS
     return None if inputs.context.grant_keys else NO_GATEWAY
@@ -94,6 +98,9 @@ def _while_going(inputs: ReconcileInputs, before: Sleep) -> SleepDecision:
 
 
 def _while_asleep(inputs: ReconcileInputs, before: Sleep) -> SleepDecision:
+    if inputs.is_new_generation:
+        # A changed spec may start. Its first wake does not wait for the failures of another one.
+        before = replace(before, failures=0, message="")
     mark = _mark_of(inputs, before)
     if mark is None:
         return SleepDecision(before)

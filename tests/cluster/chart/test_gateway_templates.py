@@ -15,7 +15,7 @@ from redis.retry import Retry
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from fleetkeeper_contract.gateway_labels import GATEWAY_POD_LABELS, USAGE_POD_LABELS
+from fleetkeeper_contract.grants import GATEWAY_POD_LABELS, USAGE_POD_LABELS
 from fleetkeeper_gateway.http.admin import admin_application
 from fleetkeeper_gateway.http.settings import ServeSettings
 from fleetkeeper_gateway.usage.app import UsageApp

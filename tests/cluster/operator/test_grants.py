@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.keys import new_grant_keys, rotated_grant_keys
-from fleetkeeper_contract.gateway_labels import USAGE_POD_LABELS
+from fleetkeeper_contract.grants import USAGE_POD_LABELS
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.autoscale.control_world import loopback_engines

@@ -118,6 +118,7 @@ def test_every_object_with_defaults_inside_has_a_default_itself() -> None:
                 assert f"{path}.{key}".replace(".routing.placement.", ".placement.") in {
                     ".model.cache",
                     ".resources.accelerator",
+                    ".scaling.sleep",
                     ".networkPolicy.namespaceSelector",
                     ".networkPolicy.peers[].podSelector",
                     ".networkPolicy.peers[].namespaceSelector",
@@ -151,6 +152,7 @@ def test_the_parser_fills_in_the_schemas_defaults() -> None:
             assert path.split(".")[0] in {
                 "model",
                 "resources",
+                "scaling",
                 "placement",
                 "routing",
                 "networkPolicy",
@@ -283,4 +285,5 @@ def test_the_enums_of_the_status_are_those_that_are_closed_for_good() -> None:
         "conditions[].status",
         "decisions[].what",
         "replicaStates[].stage",
+        "sleep.state",
     }

@@ -1,4 +1,4 @@
-"""A service that nobody asks sleeps: no replica, no router, and back with the next wake mark."""
+"""A service without requests sleeps: no replica, no router, and back with the next wake mark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetkeeper.common.sleep import NOT_IDLE, Idle, Sleep, Wake, parse_sleep
 from fleetkeeper.common.values import ReplicaAllocation
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.plan import Apply
-from fleetkeeper.reconcile.sleep import BACKOFF_S, NO_GATEWAY, OPEN_ACCESS, SETTLED_S
+from fleetkeeper.reconcile.sleep import BACKOFF_S, NO_AUTO, NO_GATEWAY, OPEN_ACCESS, SETTLED_S
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_contract.sleep import SleepState, WakeMark, format_mark, parse_mark, start_p90_s
 from fleetkeeper_contract.tiers import Tier
@@ -255,6 +255,26 @@ def test_the_next_wake_after_failures_waits(failures: int) -> None:
     assert plan.status["sleep"]["state"] == "Waking"
 
 
+def test_a_changed_spec_does_not_wait_for_the_failures_of_another_one() -> None:
+    world = marked(asleep())
+    hash_ = world.engine.template_hash
+    world = settle(replace(world, behaviours={**world.behaviours, hash_: Behaviour.BAD_OPTION}))
+    assert sleep_of(world).failures == 1
+    world = with_spec(marked(world), model={"source": "pvc://models/other"})
+    assert sleep_of(settle(world)).state is None
+
+
+def test_a_service_that_fails_again_and_again_stays_not_ready() -> None:
+    """Ready does not flip at each retry."""
+    world = marked(asleep())
+    hash_ = world.engine.template_hash
+    world = settle(replace(world, behaviours={**world.behaviours, hash_: Behaviour.BAD_OPTION}))
+    world = replace(marked(world), now=world.now + 60)
+    world = live(world, 15.0)
+    assert sleep_of(world).state is SleepState.WAKING
+    assert world.condition("Ready") == ("False", "WakeFailed")
+
+
 def test_a_start_that_works_again_forgets_the_failures() -> None:
     world = marked(asleep())
     hash_ = world.engine.template_hash
@@ -268,26 +288,31 @@ def test_a_start_that_works_again_forgets_the_failures() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"suspend": True},
-        {"replicas": 0},
-        {"paused": True},
-        {"scaling": {"sleep": {}, "mode": "Advisory"}},
-        {"scaling": {"sleep": {}, "mode": "External"}, "replicas": 1},
-    ],
-    ids=lambda spec: "-".join(spec),
-)
-def test_what_a_person_sets_neither_sleeps_nor_wakes_by_itself(spec: dict[str, Any]) -> None:
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"replicas": 0}, {"paused": True}], ids=str)
+def test_what_a_person_stopped_neither_sleeps_nor_wakes_by_itself(spec: dict[str, Any]) -> None:
     world = idle(step(with_spec(awake(), **spec), 120.0))
     assert sleep_of(settle(world)).state is None
     world = settle(marked(with_spec(asleep(), **spec)))
-    if "replicas" in spec and spec["replicas"]:
-        assert world.engine.desired_replicas == 1
-    else:
-        assert sleep_of(world).state is SleepState.ASLEEP
-        assert world.engine.desired_replicas == 0
+    assert sleep_of(world).state is SleepState.ASLEEP
+    assert world.engine.desired_replicas == 0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"scaling": {"sleep": {}, "mode": "Advisory"}},
+        {"scaling": {"sleep": {}, "mode": "External"}, "replicas": 1},
+    ],
+    ids=["Advisory", "External"],
+)
+def test_a_service_that_others_scale_never_sleeps(spec: dict[str, Any]) -> None:
+    """One that sleeps when the mode changes runs again: no mark would wake it anymore."""
+    world = settle(idle(step(with_spec(awake(), **spec), 120.0)))
+    assert sleep_of(world).state is None
+    assert world.status["sleep"]["message"] == NO_AUTO
+    world = settle(with_spec(asleep(), **spec))
+    assert sleep_of(world).state is None
+    assert world.engine.desired_replicas == 1
 
 
 def test_after_a_suspension_it_still_sleeps() -> None:
@@ -397,7 +422,7 @@ def test_the_ninetieth_percentile_is_one_of_the_starts() -> None:
 
 @pytest.mark.parametrize(
     "sleep",
-    [None, 3, "Asleep", {"state": "Dreaming"}, {"number": -4, "state": 7, "since": "noon", "startSeconds": ["x"]}],
+    [None, 3, "Asleep", {"state": "Dreaming"}, {"state": []}, {"number": -4, "state": 7, "since": "noon", "startSeconds": ["x"]}],
 )  # fmt: skip
 def test_a_status_that_cannot_be_read_counts_as_awake(sleep: object) -> None:
     found = parse_sleep({"sleep": sleep})

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 from fleetkeeper.fleet.source import load_api
-from fleetkeeper_contract.gateway_labels import USAGE_POD_LABELS
+from fleetkeeper_contract.grants import USAGE_POD_LABELS
 
 SELECTOR: Final = ",".join(f"{name}={value}" for name, value in USAGE_POD_LABELS.items())
 PORT_NAME: Final = "usage"

@@ -39,7 +39,7 @@ from fleetkeeper.reconcile.manifests.common import (
     without_empty,
 )
 from fleetkeeper.reconcile.manifests.model_volumes import downloads, loaded_model, streams
-from fleetkeeper_contract.gateway_labels import GATEWAY_POD_LABELS, USAGE_POD_LABELS
+from fleetkeeper_contract.grants import GATEWAY_POD_LABELS, USAGE_POD_LABELS
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 """Set by the API server on every namespace."""

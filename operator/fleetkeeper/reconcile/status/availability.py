@@ -68,11 +68,12 @@ def _resting(assessment: Assessment) -> Value | None:
     """Report a service that sleeps or wakes as ready: that is as specified, and GitOps tools stay green."""
     if assessment.blocked is not None or assessment.rollout.failure is not None:
         return None
-    if assessment.is_asleep and assessment.sleep is not None and assessment.sleep.failures:
+    is_waking = assessment.is_waking and not assessment.is_available
+    if not assessment.is_asleep and not is_waking:
+        return None
+    if assessment.sleep is not None and assessment.sleep.failures:
         return false(Reason.WAKE_FAILED, assessment.sleep.message)
-    if assessment.is_asleep and not assessment.facts.engine_pods:
-        return true(Reason.ASLEEP)
-    return true(Reason.WAKING) if assessment.is_waking and not assessment.is_available else None
+    return true(Reason.WAKING if is_waking else Reason.ASLEEP)
 
 
 def _silent(assessment: Assessment) -> Value | None:
