@@ -21,8 +21,9 @@ from fleetkeeper.reconcile.rollout import decide_failure
 from fleetkeeper_contract.sleep import KEPT_STARTS, SleepState, WakeMark
 from fleetkeeper_contract.tiers import Tier
 
-SETTLED_S: Final = 3.0
-"""The time in which gateways see that a service goes to sleep. Only pods read later show that no request came."""
+SETTLED_S: Final = 6.0
+"""The time in which gateways see that a service goes to sleep. Only pods read later show that no request came.
+One second is lost by the status's whole seconds, and up to two by a read that is dated at its end."""
 ASK_AGAIN_S: Final = 1.0
 """The requeue interval while a service goes to sleep: a new read of its pods causes no event."""
 BACKOFF_S: Final = (0.0, 60.0, 120.0, 300.0, 600.0)

@@ -27,10 +27,11 @@ QUIET: dict[str, Any] = {"arrivals_standard": 0.0, "wait_count_standard": 0.0}
 
 
 def read(
-    loop: Loop, *idle_s: float, source: Source = Source.DIRECT, **gauges: float
+    loop: Loop, *idle_s: float, source: Source = Source.DIRECT, gauge: str = ""
 ) -> list[PodSample]:
-    """Samples of both pods, read now, with these idle times and otherwise nothing but these gauges."""
-    held = Gauges(limit_sequences=32.0, limit_tokens=1024.0, kv_capacity_tokens=4e5, **gauges)
+    """Samples of both pods, read now, with these idle times. In `gauge` they have a request."""
+    held = Gauges(limit_sequences=32.0, limit_tokens=1024.0, kv_capacity_tokens=4e5)
+    held = held._replace(**{gauge: 1.0}) if gauge else held
     rows = loop.samples(held, **QUIET)
     return [
         replace(row, source=source, gauges=row.gauges._replace(idle_s=seconds))
@@ -85,20 +86,12 @@ def test_a_service_is_not_idle_if(idle_s: tuple[float, ...], change: dict[str, A
 
 
 @pytest.mark.parametrize(
-    "gauges",
-    [
-        {"running": 1.0},
-        {"waiting_realtime": 1.0},
-        {"waiting_standard": 1.0},
-        {"waiting_batch": 1.0},
-    ],
+    "gauge", ["running", "waiting_realtime", "waiting_standard", "waiting_batch"]
 )
-def test_a_service_with_a_request_is_not_idle_whatever_its_engines_say(
-    gauges: dict[str, float],
-) -> None:
+def test_a_service_with_a_request_is_not_idle_whatever_its_engines_say(gauge: str) -> None:
     loop = Loop(SETTINGS)
     assert after(loop, 5, AFTER_S, AFTER_S).idle.is_idle
-    rows = read(loop, AFTER_S, AFTER_S, **gauges)
+    rows = read(loop, AFTER_S, AFTER_S, gauge=gauge)
     assert loop.tick(rows, checks_directly=True).idle == NOT_IDLE
 
 
