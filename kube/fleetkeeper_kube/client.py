@@ -252,6 +252,7 @@ class KubernetesClient:
         *,
         resource_version: str,
         selector: str = "",
+        field_selector: str = "",
         server_timeout_s: int,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Return the lines of a watch that starts just after `resource_version`.
@@ -267,6 +268,8 @@ class KubernetesClient:
         }
         if selector:
             params["labelSelector"] = selector
+        if field_selector:
+            params["fieldSelector"] = field_selector
         await self._slots.pause_over()
         try:
             async with contextlib.AsyncExitStack() as stack:

@@ -85,11 +85,13 @@ class Reflector:
         observer: Observer,
         *,
         selector: str = "",
+        fields: str = "",
         page_size: int = PAGE,
         silence_s: float = SILENCE_S,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[float], float] = jittered,
     ) -> None:
+        """`selector` selects objects by label and `fields` by field, for example `metadata.name=NAME`."""
         self.resource = resource
         self.namespace = namespace
         self.lists = 0
@@ -106,6 +108,7 @@ class Reflector:
         self._sink = sink
         self._observer = observer
         self._selector = selector
+        self._fields = fields
         self._page_size = page_size
         self._silence_s = silence_s
         self._monotonic = monotonic
@@ -158,7 +161,11 @@ class Reflector:
         names: set[tuple[str, str]] = set()
         version, is_whole = "", True
         pages = self._client.list_pages(
-            self.resource, self.namespace, selector=self._selector, page_size=self._page_size
+            self.resource,
+            self.namespace,
+            selector=self._selector,
+            field_selector=self._fields,
+            page_size=self._page_size,
         )
         async for page in pages:
             version = text(as_map(page.get("metadata")).get("resourceVersion"))
@@ -201,6 +208,7 @@ class Reflector:
             self.namespace,
             resource_version=self._version,
             selector=self._selector,
+            field_selector=self._fields,
             server_timeout_s=SERVER_TIMEOUT_S,
         ) as lines:
             try:

@@ -40,7 +40,8 @@ class ListWatchServer:
         self.redirect = ""
         """Address to which lists are redirected."""
         self.changed = asyncio.Condition()
-        self._events: list[tuple[int, bytes]] = []
+        self._events: list[tuple[int, str, bytes]] = []
+        """Version, name of the object and line of each event."""
         self._open: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
         self.credentials = Credentials("")
@@ -86,8 +87,9 @@ class ListWatchServer:
     async def send(self, event: dict[str, Any] | bytes) -> None:
         """Send an event to every watch, those that resume before it included."""
         line = event if isinstance(event, bytes) else json.dumps(event).encode()
+        name = "" if isinstance(event, bytes) else _name_of(event["object"])
         async with self.changed:
-            self._events.append((self.version, line + b"\n"))
+            self._events.append((self.version, name, line + b"\n"))
             self.changed.notify_all()
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -122,7 +124,8 @@ class ListWatchServer:
             self.expire_continue = False
             return web.json_response(failure(410, "Expired"), status=410)
         end = start + min(self.page, int(request.query["limit"]))
-        objects = list(self.objects.values())
+        wanted = _wanted_name(request)
+        objects = [found for name, found in self.objects.items() if wanted in {"", name}]
         metadata = {"resourceVersion": str(self.version)}
         if end < len(objects):
             metadata["continue"] = str(end)
@@ -138,6 +141,7 @@ class ListWatchServer:
             )
         since = int(request.query["resourceVersion"])
         self.watched_from.append(since)
+        wanted = _wanted_name(request)
         response = web.StreamResponse()
         await response.prepare(request)
         self._open.add(response)
@@ -145,12 +149,22 @@ class ListWatchServer:
         async with self.changed:
             self.changed.notify_all()
             while response in self._open:
-                for version, line in self._events[sent:]:
-                    if version > since:
+                for version, name, line in self._events[sent:]:
+                    if version > since and (not name or wanted in {"", name}):
                         await response.write(line)
                 sent = len(self._events)
                 await self.changed.wait()
         return response
+
+
+def _wanted_name(request: web.Request) -> str:
+    """Return the name that the field selector asks for, empty without one."""
+    return request.query.get("fieldSelector", "").removeprefix("metadata.name=")
+
+
+def _name_of(found: object) -> str:
+    metadata = found.get("metadata", {}) if isinstance(found, dict) else {}
+    return str(metadata.get("name", ""))
 
 
 @asynccontextmanager

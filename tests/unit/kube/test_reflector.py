@@ -71,13 +71,20 @@ class Copy:
 
 @asynccontextmanager
 async def watching(
-    server: ListWatchServer, *, silence_s: float = PATIENCE_S, listed: bool = True
+    server: ListWatchServer, *, silence_s: float = PATIENCE_S, listed: bool = True, fields: str = ""
 ) -> AsyncIterator[tuple[Copy, Reflector]]:
     """Yield a copy of the server's objects; with `listed`, once its watch has begun."""
     copy = Copy()
     async with KubernetesClient(server.credentials) as client:
         reflector = Reflector(
-            client, THING, None, copy, copy, silence_s=silence_s, jitter=lambda _: 0.0
+            client,
+            THING,
+            None,
+            copy,
+            copy,
+            fields=fields,
+            silence_s=silence_s,
+            jitter=lambda _: 0.0,
         )
         task = asyncio.create_task(reflector.run())
         try:
@@ -102,6 +109,19 @@ async def test_pages_are_one_list_and_events_follow() -> None:
         await copy.until(lambda: copy.objects.keys() == set("13456"))
         assert copy.objects["1"]["data"] == "new"
         assert (reflector.lists, reflector.failures) == (1, 0)
+
+
+async def test_a_field_selector_is_sent_with_the_list_and_the_watch() -> None:
+    """Rights on one name allow only requests that select it."""
+    async with (
+        serving("1", "2") as server,
+        watching(server, fields="metadata.name=2") as (copy, _),
+    ):
+        assert copy.lists == [({"2"}, server.version)]
+        await server.put(thing("1", data="new"))
+        await server.put(thing("2", data="new"))
+        await copy.until(lambda: copy.objects["2"].get("data") == "new")
+        assert copy.objects.keys() == {"2"}
 
 
 async def test_a_watch_that_ends_after_an_event_is_resumed_without_a_list() -> None:
