@@ -109,6 +109,8 @@ class Operator:
                 await parts.lease.acquire()
                 log.info("became leader", lease=self._settings.leader.lease_name)
                 helpers.append(group.create_task(parts.lease.keep(), name="lease"))
+            if parts.wake_marks is not None:
+                helpers.append(group.create_task(parts.wake_marks.keep(), name="wake marks"))
             self._metrics.leader.set(1)
             self._settle()
             if parts.control is not None:

@@ -24,6 +24,7 @@ from fleetkeeper.runtime.resync import Resync
 from fleetkeeper.runtime.settings import Settings
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.state.wake_marks import WakeMarks
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.reflector import Reflector
@@ -46,6 +47,7 @@ class Parts:
     control: ControlParts | None
     controller: Controller
     grant_keys: GrantKeysFile
+    wake_marks: WakeMarks | None
     crd: CrdCheck
     reads: NamespaceReads
     resync: Resync
@@ -118,6 +120,19 @@ def build_parts(
         if settings.control_enabled
         else None
     )
+    wake_marks = (
+        WakeMarks(
+            settings.operator_namespace,
+            settings.wake_marks,
+            cache=cache,
+            queue=queue,
+            writer=writer,
+            metrics=metrics,
+            jitter=clock.jitter,
+        )
+        if settings.wake_marks
+        else None
+    )
     controller = Controller(
         queue=queue,
         cache=cache,
@@ -130,6 +145,7 @@ def build_parts(
         monotonic=clock.monotonic,
         control=control.loop if control is not None else None,
         ledger=ledger,
+        wake_marks=wake_marks,
     )
     crd = CrdCheck(client, controller)
     namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
@@ -159,6 +175,8 @@ def build_parts(
         for namespace in namespaces
         for resource in WATCHED
     ]
+    if wake_marks is not None:
+        reflectors.append(wake_marks.reflector(client))
     return Parts(
         settings=settings,
         client=client,
@@ -173,6 +191,7 @@ def build_parts(
         control=control,
         controller=controller,
         grant_keys=GrantKeysFile(settings.grant_jwks_file, controller.use_grant_keys),
+        wake_marks=wake_marks,
         crd=crd,
         reads=reads,
         resync=resync,

@@ -170,6 +170,10 @@ class Settings(BaseSettings):
         None,
         description="Public keys (JWKS) of the gateway, read again when the file changes. Null: no gateway; services with access: Gateway refuse every request.",
     )
+    wake_marks: str = Field(
+        "",
+        description="ConfigMap in the operator's namespace in which gateways mark the sleeping services that requests wait for. Empty: no service goes to sleep.",
+    )
     profiles_file: Path | None = Field(
         None, description="Engine profiles. Null: the built-in profiles."
     )

@@ -179,9 +179,13 @@ class KubernetesWriter:
 
     async def post_event(self, namespace: str, manifest: Manifest) -> None:
         """Post an event. A repeated post has no effect, because the caller sets the name."""
-        write = Write("create", EVENT.kind, namespace, manifest["metadata"]["name"])
+        await self.create(EVENT, namespace, manifest)
+
+    async def create(self, resource: Resource, namespace: str, manifest: Manifest) -> None:
+        """Create an object that no reconcile needs; one that exists stays as it is."""
+        write = Write("create", resource.kind, namespace, manifest["metadata"]["name"])
         try:
-            await self._request("POST", EVENT.path(namespace), write, manifest)
+            await self._request("POST", resource.path(namespace), write, manifest)
         except ApiError as problem:
             if problem.reason != "AlreadyExists":
                 raise

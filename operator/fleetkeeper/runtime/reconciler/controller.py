@@ -13,6 +13,7 @@ import structlog
 from fleetkeeper.adapters.kubernetes.pod_records import event_record
 from fleetkeeper.adapters.kubernetes.resources import EVENT, REPLICA_SET
 from fleetkeeper.api.names import engine_name
+from fleetkeeper.common.sleep import NO_WAKE
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import PlanContext
 from fleetkeeper.reconcile.plan import Apply, Delete, Plan
@@ -28,6 +29,7 @@ from fleetkeeper.runtime.reconciler.outcome import Outcome
 from fleetkeeper.runtime.reconciler.update_slot import UpdateSlot
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper.runtime.state.wake_marks import WakeMarks
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.errors import ApiError
@@ -74,6 +76,7 @@ class Controller:
         monotonic: Callable[[], float],
         control: Control | None = None,
         ledger: GpuLedger,
+        wake_marks: WakeMarks | None = None,
     ) -> None:
         self._queue = queue
         self._cache = cache
@@ -86,6 +89,7 @@ class Controller:
         self._monotonic = monotonic
         self._control: Control = control or NoControl()
         self._ledger = ledger
+        self._wake_marks = wake_marks
         self._memory: dict[Key, _Memory] = {}
         self._update_slot = UpdateSlot(cache, defects)
         self.settled_since: float | None = None
@@ -247,6 +251,7 @@ class Controller:
             pod_load=view.pod_load,
             starts=view.starts,
             idle=view.idle,
+            wake=self._wake_marks.of(memory.uid) if self._wake_marks else NO_WAKE,
             unreadable=self._cache.unreadable(key),
             crd_missing=self.crd_missing,
             may_update_engine=self._update_slot.is_held_by(key, resource),

@@ -117,6 +117,11 @@ class OperatorMetrics:
             "Public keys of the gateway that engines receive; 0 if no gateway is installed.",
             registry=self.registry,
         )
+        self.wake_marks = Gauge(
+            "fleetkeeper_wake_marks",
+            "Wake marks in the ConfigMap: one for each sleeping service with requests that gateways hold, and those that no gateway has removed yet.",
+            registry=self.registry,
+        )
         self.loop_lag_seconds = Gauge(
             "fleetkeeper_loop_lag_seconds",
             "Delay of the event loop at its last check.",

@@ -1,0 +1,267 @@
+"""Wake marks are known as the ConfigMap was last read, with any content."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from fleetkeeper.common.sleep import NO_WAKE, Wake
+from fleetkeeper.runtime.queue import Key, KeyedQueue, Urgency
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.wake_marks import WakeMarks
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_contract.sleep import GATEWAY_KEY, GATEWAY_VALUE, WakeMark
+from fleetkeeper_contract.tiers import Tier
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_kube.resource import Resource
+from tests.support.operators.queue_steps import handed_out
+from tests.support.plane.list_watch_server import ListWatchServer, thing
+
+PATIENCE_S = 60.0
+NAME = "fleetkeeper-wake-marks"
+CHAT, CODE = Key("a", "chat"), Key("b", "code")
+HOLDS = {GATEWAY_KEY: GATEWAY_VALUE}
+MARK = WakeMark(7, Tier.REALTIME)
+Live = dict[str, Any]
+
+
+class Writer:
+    """Creates the ConfigMap, as the server answers: an error of `answers`, or success."""
+
+    def __init__(self) -> None:
+        self.answers: list[ApiError] = []
+        self.created: list[tuple[str, Live]] = []
+        self.asked = asyncio.Event()
+
+    async def create(self, resource: Resource, namespace: str, manifest: Live) -> None:
+        self.created.append((resource.path(namespace), manifest))
+        self.asked.set()
+        if self.answers:
+            raise self.answers.pop(0)
+
+    async def until(self, creates: int) -> None:
+        """Wait until that many creations were asked for."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.created) < creates:
+                self.asked.clear()
+                await self.asked.wait()
+
+
+class Scene:
+    """Two services with the UIDs `u-chat` and `u-code`, and their marks."""
+
+    def __init__(self) -> None:
+        self.metrics = OperatorMetrics()
+        self.queue = KeyedQueue(monotonic=lambda: 0.0, jitter=lambda s: s)
+        self.cache = Cache(now=lambda: 0.0, changed=lambda _: None)
+        self.writer = Writer()
+        self.marks = WakeMarks(
+            "fleet",
+            NAME,
+            cache=self.cache,
+            queue=self.queue,
+            writer=self.writer,  # type: ignore[arg-type]
+            metrics=self.metrics,
+            jitter=lambda _: 0.0,
+        )
+        for key in (CHAT, CODE):
+            meta = {"namespace": key.namespace, "name": key.name, "uid": f"u-{key.name}"}
+            self.cache.put_service({"metadata": {**meta, "resourceVersion": "1"}, "spec": {}})
+
+    def put(self, data: object, **more: Any) -> None:
+        """The ConfigMap changes to this content."""
+        self.marks.take("ConfigMap", config_map(data, **more))
+
+    async def queued(self) -> list[Key]:
+        """The services that the queue hands out now, in this order."""
+        found = []
+        while (key := await handed_out(self.queue)) is not None:
+            self.queue.done(key)
+            found.append(key)
+        return found
+
+    @property
+    def count(self) -> float | None:
+        """The metric of marks."""
+        return self.metrics.registry.get_sample_value("fleetkeeper_wake_marks")
+
+
+def config_map(data: object = None, **more: Any) -> Live:
+    live: Live = thing(NAME) if data is None else {**thing(NAME), "data": data}
+    return {**live, **more}
+
+
+async def test_a_mark_queues_its_service_first_and_once() -> None:
+    scene = Scene()
+    scene.put(HOLDS)
+    await scene.queued()
+    scene.queue.add(CHAT, Urgency.RESYNC)
+    scene.put({**HOLDS, "u-code": "7.realtime", "u-other": "1.batch"})
+    assert await scene.queued() == [CODE, CHAT]
+    assert scene.marks.of("u-code") == Wake(can_wake=True, mark=MARK)
+    assert scene.marks.of("u-chat") == Wake(can_wake=True)
+    scene.put({**HOLDS, "u-code": "7.realtime", "u-other": "1.standard"})
+    assert await scene.queued() == []
+    scene.put({**HOLDS, "u-code": "8.standard"})
+    assert await scene.queued() == [CODE]
+    assert scene.marks.of("u-code").mark == WakeMark(8, Tier.STANDARD)
+    assert scene.count == 1
+    scene.put(HOLDS)
+    assert await scene.queued() == [], "a mark that is gone wakes no service"
+    assert (scene.marks.of("u-code").mark, scene.count) == (None, 0)
+
+
+async def test_no_service_sleeps_until_a_gateway_says_that_it_holds() -> None:
+    """Then every service may: those that are idle already are not queued by anything else."""
+    scene = Scene()
+    assert scene.marks.of("u-chat") == NO_WAKE
+    scene.put({"u-chat": "7.realtime"})
+    assert scene.marks.of("u-chat") == Wake(can_wake=False, mark=MARK)
+    assert await scene.queued() == [CHAT]
+    scene.put(HOLDS)
+    assert scene.marks.of("u-code") == Wake(can_wake=True)
+    assert await scene.queued() == [CHAT, CODE]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        "text",
+        {"u-code": 7},
+        {"u-code": None},
+        {"u-code": {"number": 7}},
+        {"u-code": "7"},
+        {"u-code": "7.urgent"},
+        {"u-code": "0.realtime"},
+        {"u-code": "-7.realtime"},
+        {"u-code": "٧.realtime"},
+        {"u-code": "7" * 40 + ".realtime"},
+        {"u-code": "7.realtime\n"},
+        {"": ""},
+        {GATEWAY_KEY: "7.realtime"},
+    ],
+)
+async def test_what_is_no_mark_is_ignored(data: object) -> None:
+    """Any client with the right to write the ConfigMap decides what it holds."""
+    scene = Scene()
+    scene.put({**HOLDS, "u-code": "6.realtime"})
+    await scene.queued()
+    scene.put(data)
+    assert scene.marks.of("u-code").mark is None
+    assert await scene.queued() == []
+    scene.put({**(data if isinstance(data, dict) else {}), "u-chat": "7.realtime"})
+    assert scene.marks.of("u-chat").mark == MARK
+    assert CHAT in await scene.queued()
+
+
+async def test_marks_that_cannot_be_read_stay_and_let_no_service_sleep() -> None:
+    """JSON of a ConfigMap within the server's limit can be larger than we take."""
+    scene = Scene()
+    scene.put({**HOLDS, "u-code": "7.realtime"})
+    scene.put({}, **{"fleetkeeper.io/unread": "too large"})
+    assert scene.marks.of("u-code") == Wake(can_wake=False, mark=MARK)
+    scene.put(HOLDS)
+    assert scene.marks.of("u-code") == Wake(can_wake=True)
+
+
+# -- with a server ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(
+    scene: Scene, server: ListWatchServer, *, leads: bool = True
+) -> AsyncIterator[None]:
+    """Watch the ConfigMap of this server, and create it while this process leads."""
+    async with KubernetesClient(server.credentials) as client:
+        reflector = scene.marks.reflector(client)
+        tasks = [asyncio.create_task(reflector.run())]
+        if leads:
+            tasks.append(asyncio.create_task(scene.marks.keep()))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await reflector.settled.wait()
+            yield
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+
+async def test_only_the_one_config_map_counts() -> None:
+    scene = Scene()
+    async with ListWatchServer() as server:
+        await server.put({**thing("other"), "data": {**HOLDS, "u-code": "7.realtime"}})
+        await server.put(config_map({**HOLDS, "u-chat": "7.realtime"}))
+        async with running(scene, server):
+            assert scene.marks.of("u-chat") == Wake(can_wake=True, mark=MARK)
+            assert scene.marks.of("u-code") == Wake(can_wake=True)
+    assert scene.writer.created == []
+
+
+@pytest.mark.parametrize("status", [403, 500, 503])
+async def test_during_an_outage_marks_stay_and_no_service_goes_to_sleep(status: int) -> None:
+    scene = Scene()
+    async with ListWatchServer() as server:
+        await server.put(config_map({**HOLDS, "u-code": "7.realtime"}))
+        async with running(scene, server):
+            server.list_status = server.watch_status = status
+            await server.cut()
+            await server.until(lambda: scene.marks.of("u-code") == Wake(can_wake=False, mark=MARK))
+            await scene.queued()
+            server.list_status = server.watch_status = 200
+            await server.put(config_map({**HOLDS, "u-code": "7.realtime", "u-chat": "1.batch"}))
+            async with asyncio.timeout(PATIENCE_S):
+                assert await scene.queue.get() == CHAT
+            await server.until(lambda: scene.marks.of("u-code") == Wake(can_wake=True, mark=MARK))
+    assert scene.writer.created == [], "what cannot be read is not absent"
+
+
+async def test_a_config_map_that_cannot_be_read_at_the_start_delays_nothing() -> None:
+    scene = Scene()
+    async with ListWatchServer() as server:
+        server.list_status = 403
+        async with running(scene, server):
+            assert scene.marks.of("u-code") == NO_WAKE
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["from the start", "later"])
+async def test_an_absent_config_map_is_created_empty_and_marks_are_gone(is_late: bool) -> None:
+    scene = Scene()
+    async with ListWatchServer() as server:
+        if is_late:
+            await server.put(config_map({**HOLDS, "u-code": "7.realtime"}))
+        async with running(scene, server):
+            if is_late:
+                await server.until(lambda: server.watches == 1)
+                await server.remove(NAME)
+            await scene.writer.until(1)
+            assert scene.marks.of("u-code") == NO_WAKE
+            await scene.queued()
+            await server.put(config_map(HOLDS))
+            async with asyncio.timeout(PATIENCE_S):
+                assert await scene.queue.get() == CHAT
+            assert scene.marks.of("u-code") == Wake(can_wake=True)
+    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}}
+    assert scene.writer.created == [("/api/v1/namespaces/fleet/configmaps", manifest)]
+
+
+async def test_a_refused_creation_is_tried_again_and_not_by_a_standby() -> None:
+    scene = Scene()
+    scene.writer.answers = [ApiError(403, "Forbidden", "no"), ApiError(0, "Timeout", "slow")]
+    async with ListWatchServer() as server:
+        async with running(scene, server, leads=False):
+            await server.until(lambda: server.watches == 1)
+            assert scene.writer.created == []
+        async with running(scene, server):
+            await scene.writer.until(3)
+    errors = scene.metrics.registry.get_sample_value
+    assert errors("fleetkeeper_errors_total", {"reason": "Forbidden"}) == 1
