@@ -57,6 +57,10 @@ annotations: {helm.sh/resource-policy: keep}
 {{ include "fleetkeeper.fullname" . }}-router
 {{- end -}}
 
+{{- define "fleetkeeper.wakeMarksName" -}}
+{{ include "fleetkeeper.fullname" . }}-wake-marks
+{{- end -}}
+
 {{- define "fleetkeeper.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
@@ -122,6 +126,7 @@ controlKeyFile: /etc/fleetkeeper/control-keys/key.pem
 controlJwksFile: /etc/fleetkeeper/control-keys/jwks.json
 {{- if (.Values.gateway).enabled }}
 grantJwksFile: /etc/fleetkeeper/grant-keys/jwks.json
+wakeMarks: {{ include "fleetkeeper.wakeMarksName" . }}
 {{- end }}
 profilesFile: /etc/fleetkeeper/settings/profiles.yaml
 router:

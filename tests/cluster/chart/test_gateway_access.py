@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from fleetkeeper.adapters.engine import CONTROL_PORT
 from fleetkeeper.reconcile.manifests.common import ROUTER_PORT, SERVING_PORT
 from tests.support.chart.gateway_chart import (
+    BATCH,
     KEYS,
     NAME,
     REDIS,
@@ -18,12 +20,16 @@ from tests.support.chart.gateway_chart import (
     pod_of,
 )
 from tests.support.chart.helm_chart import NAMESPACE, HelmError, only, rendered
+from tests.support.gateway.gateway_world import MARK_RULES, MARKS
 
 SERVED = {"namespaces": ["team-a", "team-b"]}
 
 
 def _rights(objects: list[Live], account: str) -> set[tuple[str, str, str]]:
-    """Return (namespace, resource, verb) of all that a ServiceAccount may do; * for the cluster."""
+    """Return (namespace, resource, verb) of all that a ServiceAccount may do; * for the cluster.
+
+    A resource with a name is one object of it.
+    """
     roles = {
         (o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]): o["rules"]
         for o in objects
@@ -38,8 +44,9 @@ def _rights(objects: list[Live], account: str) -> set[tuple[str, str, str]]:
         namespace = item["metadata"].get("namespace")
         for rule in roles[item["roleRef"]["kind"], namespace, item["roleRef"]["name"]]:
             found |= {
-                (namespace or "*", resource, verb)
+                (namespace or "*", f"{resource} {name}".rstrip(), verb)
                 for resource in rule["resources"]
+                for name in rule.get("resourceNames", [""])
                 for verb in rule["verbs"]
             }
     return found
@@ -52,14 +59,23 @@ def _read(namespaces: list[str], *resources: str) -> set[tuple[str, str, str]]:
     return {(n, resource, verb) for n in namespaces for resource in resources for verb in READ}
 
 
+def _marks() -> set[tuple[str, str, str]]:
+    resource = f"configmaps {MARKS}"
+    return _read([NAMESPACE], resource) | {(NAMESPACE, resource, "patch")}
+
+
 @pytest.mark.promise("gateway-reads")
 @pytest.mark.parametrize(("values", "served"), [({}, ["*"]), (SERVED, SERVED["namespaces"])])
-def test_rights_are_to_read_services_and_the_keys_alone(values: Live, served: list[str]) -> None:
+def test_rights_are_to_read_services_and_the_keys_and_to_patch_wake_marks(
+    values: Live, served: list[str]
+) -> None:
     """Secrets only where the keys are; pods only for the process that reads engines."""
-    objects = rendered(gateway_values("defaults", **values))
+    objects = rendered(gateway_values("batch", **values))
     keys = _read([KEYS], "secrets")
-    assert _rights(objects, NAME) == _read(served, "inferenceservices") | keys
+    assert _rights(objects, NAME) == _read(served, "inferenceservices") | keys | _marks()
+    assert _rights(objects, BATCH) == _read(served, "inferenceservices") | keys
     assert _rights(objects, USAGE) == _read(served, "pods")
+    assert only(objects, "Role", MARKS)["rules"] == MARK_RULES
     if values:
         assert not [item for item in objects if item["kind"].startswith("Cluster")]
 
@@ -85,7 +101,43 @@ def test_keys_are_never_where_other_secrets_are(namespace: str, others: Live) ->
 
 
 def test_in_anonymous_mode_the_gateway_may_read_no_secret() -> None:
-    assert _rights(gateway_objects("anonymous"), NAME) == _read(["*"], "inferenceservices")
+    services = _read(["*"], "inferenceservices")
+    assert _rights(gateway_objects("anonymous"), NAME) == services | _marks()
+
+
+def test_a_namespaced_operator_may_read_and_create_wake_marks_and_change_none() -> None:
+    """RBAC cannot restrict create requests by name."""
+    own = {
+        right
+        for right in _rights(rendered(gateway_values("defaults", **SERVED)), "fleetkeeper")
+        if right[0] == NAMESPACE and right[1].startswith("configmaps")
+    }
+    resource = f"configmaps {MARKS}"
+    assert own == {(NAMESPACE, "configmaps", "create")} | {
+        (NAMESPACE, resource, verb) for verb in ("list", "watch")
+    }
+
+
+def test_an_upgrade_resets_no_wake_mark() -> None:
+    """Helm leaves fields alone that no revision of the chart has set."""
+    marks = only(gateway_objects("defaults"), "ConfigMap", MARKS)
+    assert marks.keys() == {"apiVersion", "kind", "metadata"}
+    assert marks["metadata"]["namespace"] == NAMESPACE
+
+
+def test_operator_and_gateway_use_the_same_wake_marks() -> None:
+    """Without the gateway, or with batches alone, nothing could hold a request."""
+    objects = rendered(gateway_values("defaults", fullnameOverride="keeper"))
+    settings = yaml.safe_load(
+        only(objects, "ConfigMap", "keeper-settings")["data"]["settings.yaml"]
+    )
+    assert settings["wakeMarks"] == "keeper-wake-marks"
+    assert only(objects, "ConfigMap", "keeper-wake-marks")
+    found = environment(objects, "keeper-gateway")
+    assert found["WAKE_MARKS"] == f"{NAMESPACE}/keeper-wake-marks"
+    assert "WAKE_MARKS" not in environment(objects, "keeper-gateway-usage")
+    for without in ({}, gateway_values("batch-alone")):
+        assert "wake-marks" not in yaml.safe_dump(rendered(without))
 
 
 def _policy(name: str, policy: str) -> Live:

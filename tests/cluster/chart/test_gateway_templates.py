@@ -66,6 +66,7 @@ def test_the_gateway_changes_only_the_pods_of_the_operator() -> None:
     config = only(after, "ConfigMap", "fleetkeeper-settings")["data"]
     settings = yaml.safe_load(config["settings.yaml"])
     assert settings.pop("grantJwksFile") == "/etc/fleetkeeper/grant-keys/jwks.json"
+    assert settings.pop("wakeMarks") == "fleetkeeper-wake-marks"
     config["settings.yaml"] = only(before, "ConfigMap", "fleetkeeper-settings")["data"][
         "settings.yaml"
     ]
@@ -162,8 +163,17 @@ def test_numbers_reach_the_process_as_whole_numbers() -> None:
     found = environment(gateway_objects("defaults"))
     assert found["REQUEST_BYTES"] == "16777216"
     assert found["BODY_BUDGET_BYTES"] == "268435456"
+    assert found["HOLD_BYTES"] == "67108864"
     assert "REDIS_URL" not in found
     assert found["ANONYMOUS"] == "false"
+
+
+def test_a_hold_of_zero_seconds_reaches_the_process() -> None:
+    assert environment(gateway_objects("defaults"))["HOLD_SECONDS"] == "55"
+    none = rendered({"gateway": {"enabled": True, "hold": {"seconds": 0}}})
+    assert environment(none)["HOLD_SECONDS"] == "0"
+    known_before = rendered({"gateway": {"enabled": True, "hold": None}})
+    assert "HOLD_SECONDS" not in environment(known_before), "the process has the same default"
 
 
 def test_origins_of_browsers_are_none_unless_they_are_listed() -> None:
@@ -343,6 +353,10 @@ SMALL_REDIS = {"enabled": True, "image": "valkey:8"}
         ({"usage": {"retentionDays": 3651}}, "retentionDays"),
         ({"usage": {"periodSeconds": 301}}, "periodSeconds"),
         ({"bodyBudgetBytes": 2 * 16_777_216 - 1}, "gateway.bodyBudgetBytes"),
+        ({"hold": {"seconds": -1}}, "seconds"),
+        ({"hold": {"seconds": 601}}, "seconds"),
+        ({"hold": {"bytes": 0}}, "bytes"),
+        ({"hold": {"second": 1}}, "second"),
         ({"networkPolicy": {"clients": [{}]}}, "clients"),
         ({"allowedOrigins": ["https://chat.example.com/"]}, "allowedOrigins"),
         ({"allowedOrigins": ["*"]}, "allowedOrigins"),

@@ -6,7 +6,7 @@ import pytest
 
 from fleetkeeper_local.control_plane.access import KubectlError
 from tests.support.gateway.client_keys import key_of
-from tests.support.gateway.gateway_world import GatewayWorld, running, until
+from tests.support.gateway.gateway_world import MARKS, GatewayWorld, running, until
 
 
 async def test_with_its_rights_alone_the_gateway_knows_services_and_keys(
@@ -29,6 +29,13 @@ DENIED = (
     ("update", "secrets", True),
     ("delete", "secrets", True),
     ("get", "configmaps", True),
+    ("get", "configmaps", False),
+    ("list", "configmaps", False),
+    ("patch", "configmaps", False),
+    ("patch", "configmaps/fleetkeeper-settings", False),
+    ("create", "configmaps", False),
+    ("update", f"configmaps/{MARKS}", False),
+    ("delete", f"configmaps/{MARKS}", False),
     ("list", "pods", False),
     ("update", "inferenceservices.fleetkeeper.io", False),
 )
@@ -44,6 +51,7 @@ def test_it_has_no_other_right(world: GatewayWorld) -> None:
         world.plane.kubectl(*arguments, kubeconfig=kubeconfig)
 
     ask("list", "secrets", world.keys_namespace)
+    ask("patch", f"configmaps/{MARKS}", world.namespace)
     for verb, resource, in_keys_namespace in DENIED:
         with pytest.raises(KubectlError):
             ask(verb, resource, world.keys_namespace if in_keys_namespace else world.namespace)

@@ -31,6 +31,16 @@ SERVICE_RULES = [
 """In a ClusterRole bound cluster-wide, or in a Role of each served namespace."""
 KEY_RULES = [{"apiGroups": [""], "resources": ["secrets"], "verbs": READS}]
 """In a Role of the keys namespace, which holds nothing else."""
+MARKS = "fleetkeeper-wake-marks"
+MARK_RULES = [
+    {
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "resourceNames": [MARKS],
+        "verbs": [*READS, "patch"],
+    }
+]
+"""In a Role of the gateway's own namespace."""
 _NUMBERS = itertools.count(1)
 _PREPARED: set[Path] = set()
 """Directories of the control planes that have the CRD."""
@@ -149,6 +159,7 @@ def new_world(plane: ControlPlane) -> GatewayWorld:
         ),
         *role("ClusterRole", label, "", SERVICE_RULES, world.user),
         *role("Role", "keys", world.keys_namespace, KEY_RULES, world.user),
+        *role("Role", MARKS, world.namespace, MARK_RULES, world.user),
     )
     return world
 
