@@ -11,7 +11,21 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fleetkeeper_contract.sleep import SleepState
 from fleetkeeper_contract.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Sleeping:
+    """The sleep of a service that is not awake, from its status."""
+
+    number: int
+    """Number of the sleep, which a wake mark names."""
+    state: SleepState
+    failures: int = 0
+    """Failed starts in a row."""
+    starts: tuple[int, ...] = ()
+    """Durations of the last starts in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +43,14 @@ class Service:
     demands_grant: bool
     """True if spec.access is Gateway."""
     state: str
-    """Short state to display, from the status: Ready, Starting, Suspended, Degraded, Unavailable, Unknown."""
+    """Short state to display, from the status: Ready, Starting, Suspended, Degraded, Unavailable, Asleep,
+    Waking, Unknown."""
     ready: bool
     """True while at least one replica accepts requests."""
     created: int
     """Unix seconds."""
+    sleep: Sleeping | None = None
+    """None while it is awake, and while it is suspended: then no request wakes it."""
 
     @property
     def path(self) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fleetkeeper_contract import rfc3339
-from fleetkeeper_gateway.interfaces import Service
+from fleetkeeper_contract.sleep import KEPT_STARTS, MAX_NUMBER, SleepState
+from fleetkeeper_gateway.interfaces import Service, Sleeping
 from fleetkeeper_gateway.kubernetes.watch import ObjectName
 
 SERVICE_PORT: Final = 80
@@ -33,6 +34,8 @@ def parse_service(place: ObjectName, found: Mapping[str, Any]) -> Service:
     # The operator writes the address once it owns the Kubernetes Service. Before, anybody who may create
     # Services in the namespace could lead requests, and grants, to any other.
     has_address = bool(_text(status.get("url")))
+    is_suspended = spec.get("suspend") is True or spec.get("replicas") == 0
+    sleep = None if is_suspended else _sleep(_map(status.get("sleep")))
     return Service(
         namespace=namespace,
         name=name,
@@ -40,9 +43,10 @@ def parse_service(place: ObjectName, found: Mapping[str, Any]) -> Service:
         models=_models(name, _map(spec.get("model"))),
         url=f"http://{name}.{namespace}.svc:{SERVICE_PORT}" if has_address else "",
         demands_grant=spec.get("access") == ACCESS_GATEWAY,
-        state=_state(spec, conditions, has_address=has_address),
+        state=SUSPENDED if is_suspended else _state(conditions, sleep, has_address=has_address),
         ready=has_address and conditions.get("Available") == "True",
         created=int(rfc3339.parse(metadata.get("creationTimestamp")) or 0),
+        sleep=sleep,
     )
 
 
@@ -57,9 +61,9 @@ def _models(name: str, model: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names)))
 
 
-def _state(spec: Mapping[str, Any], conditions: Mapping[str, str], *, has_address: bool) -> str:
-    if spec.get("suspend") is True or spec.get("replicas") == 0:
-        return SUSPENDED
+def _state(conditions: Mapping[str, str], sleep: Sleeping | None, *, has_address: bool) -> str:
+    if sleep is not None and sleep.state is not SleepState.GOING_TO_SLEEP:
+        return sleep.state.value
     available = conditions.get("Available")
     if available == "True" and not has_address:
         return UNAVAILABLE
@@ -68,6 +72,22 @@ def _state(spec: Mapping[str, Any], conditions: Mapping[str, str], *, has_addres
     if available != "False":
         return UNKNOWN
     return STARTING if conditions.get("Progressing") == "True" else UNAVAILABLE
+
+
+def _sleep(found: Mapping[str, Any]) -> Sleeping | None:
+    number, state, starts = (
+        _whole(found.get("number")),
+        _text(found.get("state")),
+        found.get("startSeconds"),
+    )
+    if state not in set(SleepState) or not 0 < number <= MAX_NUMBER:
+        return None
+    return Sleeping(
+        number=number,
+        state=SleepState(state),
+        failures=_whole(found.get("failures")),
+        starts=tuple(map(_whole, starts))[-KEPT_STARTS:] if isinstance(starts, list) else (),
+    )
 
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, str]:
@@ -80,6 +100,10 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, str]:
 
 def _map(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _text(value: object) -> str:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fleetkeeper.api.names import address_name, service_url
 from fleetkeeper.reconcile.manifests.address import desired_address
-from fleetkeeper_gateway.interfaces import Service
+from fleetkeeper_contract.sleep import KEPT_STARTS, SleepState
+from fleetkeeper_gateway.interfaces import Service, Sleeping
 from fleetkeeper_gateway.services.index import ServiceIndex
 from fleetkeeper_gateway.services.parse import SERVICE_PORT, parse_service
 from fleetkeeper_gateway.services.settings import ServicesSettings
@@ -23,9 +24,11 @@ def read(
     spec: object = None,
     conditions: dict[str, str] | None = None,
     url: str | None = "http://chat.team-a.svc:80/v1",
+    sleep: object = None,
 ) -> Service:
     status = {
         "url": url,
+        "sleep": sleep,
         "conditions": [
             {"type": kind, "status": value} for kind, value in (conditions or {}).items()
         ],
@@ -90,6 +93,50 @@ def test_nothing_is_sent_to_a_service_whose_address_is_not_its_own(url: str | No
     assert (found.url, found.state, found.ready) == ("", "Unavailable", False)
     assert read({"suspend": True}, {}, url=url).state == "Suspended"
     assert parse_service(PLACE, {}).url == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "shown", "ready"),
+    [("Asleep", "Asleep", False), ("Waking", "Waking", False), ("GoingToSleep", "Ready", True)],
+)
+def test_its_sleep_comes_from_the_status(state: str, shown: str, ready: bool) -> None:
+    """The pods of a service that goes to sleep still run."""
+    status = {"number": 7, "state": state, "failures": 1, "startSeconds": [20, 40]}
+    found = read({}, {"Available": str(ready)}, sleep=status)
+    assert found.sleep == Sleeping(7, SleepState(state), failures=1, starts=(20, 40))
+    assert (found.state, found.ready) == (shown, ready)
+
+
+@pytest.mark.parametrize(
+    "sleep",
+    [
+        None,
+        [],
+        {"number": 7},
+        {"number": 7, "state": None},
+        {"number": 7, "state": "Dozing"},
+        {"number": 7, "state": {}},
+        {"number": 0, "state": "Asleep"},
+        {"number": True, "state": "Asleep"},
+        {"number": "7", "state": "Asleep"},
+        {"number": 10**9 + 1, "state": "Asleep"},
+    ],
+)
+def test_a_sleep_that_cannot_be_read_is_none(sleep: object) -> None:
+    assert read({}, {"Available": "True"}, sleep=sleep).sleep is None
+
+
+def test_only_the_last_starts_are_kept() -> None:
+    starts = [*range(1, 30)]
+    found = read({}, sleep={"number": 1, "state": "Asleep", "startSeconds": starts}).sleep
+    assert found is not None
+    assert found.starts == (*range(30 - KEPT_STARTS, 30),)
+
+
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"replicas": 0}])
+def test_no_request_wakes_a_suspended_service(spec: dict[str, Any]) -> None:
+    found = read(spec, {"Available": "False"}, sleep={"number": 7, "state": "Asleep"})
+    assert (found.state, found.sleep) == ("Suspended", None)
 
 
 JSON = st.recursive(
