@@ -53,6 +53,7 @@ class Watch:
         *,
         namespaces: Iterable[str] = (),
         selector: str = "",
+        fields: str = "",
         silence_s: float = SILENCE_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,6 +66,7 @@ class Watch:
                 _Changes(sink),
                 _Failures(),
                 selector=selector,
+                fields=fields,
                 page_size=PAGE,
                 silence_s=silence_s,
                 monotonic=monotonic,

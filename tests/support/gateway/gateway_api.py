@@ -1,6 +1,6 @@
 """An API server's lists and watches over plain HTTP, for gateways that run as processes of their own.
 
-It has InferenceServices and Secrets alone. Everything else is a 404.
+It has InferenceServices, Secrets and ConfigMaps, whose data can be patched. Everything else is a 404.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from fleetkeeper_local.control_plane.ports import free_ports
 
 SERVICES: Final = "inferenceservices"
 SECRETS: Final = "secrets"
+CONFIG_MAPS: Final = "configmaps"
 KINDS: Final = {
     SERVICES: ("fleetkeeper.io/v1alpha1", "InferenceService"),
     SECRETS: ("v1", "Secret"),
+    CONFIG_MAPS: ("v1", "ConfigMap"),
 }
 KEYS_NAMESPACE: Final = "fleetkeeper-keys"
 BOOKMARK_S: Final = 10.0
@@ -77,6 +79,16 @@ def service(
     }
 
 
+def config_map(namespace: str, name: str, data: Mapping[str, str] | None = None) -> Manifest:
+    """Return a ConfigMap; None: without data, as the chart renders it."""
+    manifest: Manifest = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"namespace": namespace, "name": name, "uid": uid_of(namespace, name)},
+    }
+    return manifest if data is None else {**manifest, "data": dict(data)}
+
+
 def key_secret(name: str, key: str, **entries: str) -> Manifest:
     """Return the Secret of a client's key; entries are those of `fleetkeeper_contract.client_keys`."""
     data = {
@@ -116,6 +128,10 @@ class ApiStandIn:
         self._pages: dict[str, tuple[int, list[Manifest] | None]] = {}
         """What is left of lists that are being read, by the value of `continue`."""
         self._watches: dict[asyncio.Queue[bytes | None], tuple[str, str | None, str]] = {}
+        self.patches: list[tuple[str, dict[str, str | None]]] = []
+        """The token and the data of each patch that came."""
+        self.patch_status = 200
+        """Status that answers the next patches; they change nothing unless it is 200."""
 
     async def __aenter__(self) -> Self:
         """Listen."""
@@ -152,6 +168,15 @@ class ApiStandIn:
         """Return the plurals that are being watched."""
         return {plural for plural, _, _ in self._watches.values()}
 
+    @property
+    def url(self) -> str:
+        """Return its address."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def data(self, namespace: str, name: str) -> dict[str, str]:
+        """Return the data of a ConfigMap."""
+        return dict(self._objects[CONFIG_MAPS][f"{namespace}/{name}"].get("data") or {})
+
     def write_kubeconfig(self, file: Path) -> Path:
         """Write how to reach it."""
         config = {
@@ -160,7 +185,7 @@ class ApiStandIn:
             "current-context": "stand-in",
             "contexts": [{"name": "stand-in", "context": {"cluster": "it", "user": "gateway"}}],
             "clusters": [
-                {"name": "it", "cluster": {"server": f"http://127.0.0.1:{self._port}"}},
+                {"name": "it", "cluster": {"server": self.url}},
             ],
             "users": [{"name": "gateway", "user": {"token": "of-the-stand-in"}}],
         }
@@ -197,14 +222,31 @@ class ApiStandIn:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         *_, plural = request.path.rstrip("/").split("/")
+        if request.method == "PATCH":
+            return await self._patch(request)
         if request.method != "GET" or plural not in KINDS:
             return web.json_response(_failure(404, "NotFound"), status=404)
         parts = request.path.split("/")
         namespace = parts[parts.index("namespaces") + 1] if "namespaces" in parts else None
-        selector = request.query.get("labelSelector", "")
+        selector = request.query.get("labelSelector", "") or request.query.get("fieldSelector", "")
         if request.query.get("watch") in {"true", "1", "True"}:
             return await self._watch(request, plural, namespace, selector)
         return self._page(request, plural, namespace, selector)
+
+    async def _patch(self, request: web.Request) -> web.Response:
+        """Merge data into a ConfigMap."""
+        assert request.headers["Content-Type"] == "application/merge-patch+json"
+        *_, namespace, plural, name = request.path.split("/")
+        patch = (await request.json())["data"]
+        self.patches.append((request.headers.get("Authorization", ""), patch))
+        found = self._objects[CONFIG_MAPS].get(f"{namespace}/{name}")
+        status = self.patch_status if found is not None and plural == CONFIG_MAPS else 404
+        if status != 200 or found is None:
+            return web.json_response(_failure(status, f"Failed{status}"), status=status)
+        data = {**(found.get("data") or {}), **patch}
+        data = {key: value for key, value in data.items() if value is not None}
+        self.put({**found, "data": data})
+        return web.json_response(found)
 
     def _page(
         self, request: web.Request, plural: str, namespace: str | None, selector: str
@@ -268,11 +310,11 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
 
 
 def _matches(manifest: Mapping[str, Any], namespace: str | None, selector: str) -> bool:
-    """Return whether an object is in a namespace and has the labels of a selector of equalities."""
+    """Return whether an object is in a namespace and has the labels, or the name, of a selector of equalities."""
     metadata = manifest["metadata"]
     if namespace is not None and metadata["namespace"] != namespace:
         return False
-    labels = metadata.get("labels") or {}
+    labels = {**(metadata.get("labels") or {}), "metadata.name": metadata["name"]}
     wanted = [part.split("=") for part in selector.replace("==", "=").split(",") if part]
     return all(labels.get(name) == value for name, value in wanted)
 
