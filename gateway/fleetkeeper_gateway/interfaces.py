@@ -1,13 +1,14 @@
 """Interfaces between the packages of the gateway.
 
-The request path (`http`) gets a `Services`, a `Keys`, a `Limiter` and a `GrantSigner`. A package of its
+The request path (`http`) gets a `Services`, a `Keys`, a `Limiter`, a `Hold` and a `GrantSigner`. A package of its
 own implements each, so that each can be tested, and replaced, alone.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -233,6 +234,61 @@ class RequestLimiter(Limiter, Protocol):
         Raises:
             LimitRefused: if a request of any size would be refused.
         """
+
+
+class HoldRefused(Exception):
+    """A request for a service that sleeps is not held, or not anymore. Nothing was sent."""
+
+    def __init__(self, code: str, why: str, retry_after_s: int) -> None:
+        super().__init__(f"{why} Try again in {retry_after_s} s.")
+        self.code = code
+        """`service_asleep`, `service_waking`, `wake_failed`, `hold_full`, `service_unavailable`, `draining` or
+        `model_not_found`."""
+        self.retry_after_s = retry_after_s
+
+
+class HeldPlace(AbstractContextManager["HeldPlace"], Protocol):
+    """The place of a held request. Leaving the context without an exception means that it was answered."""
+
+    async def turn(self) -> None:
+        """Wait until the request may try.
+
+        Raises:
+            HoldRefused: if it is not held anymore.
+        """
+
+    def connected(self) -> None:
+        """Note that the attempt has a connection."""
+
+    def refused(self, *, is_shed: bool) -> None:
+        """Take its place again after an attempt that was not accepted.
+
+        Args:
+            is_shed: True if a replica answered that it takes no more requests now.
+        """
+
+
+class Hold(Protocol):
+    """The held requests for services that sleep."""
+
+    @property
+    def holding(self) -> Collection[str]:
+        """Return the services (NAMESPACE/NAME) whose further requests go behind the held ones."""
+
+    def place(
+        self, service: Service, tier: Tier, tenant: Hashable, model: str, size: int
+    ) -> HeldPlace:
+        """Hold a request with a body of `size` bytes.
+
+        Raises:
+            HoldRefused: if it cannot be held.
+        """
+
+    def refusal(self, service: Service, *, wakes: bool = False) -> HoldRefused:
+        """Return the refusal of a request that is never held, and mark its service if it `wakes`."""
+
+    def drain(self) -> None:
+        """End all holds, and begin no other."""
 
 
 class GrantSigner(Protocol):

@@ -108,6 +108,7 @@ async def default_parts() -> AsyncIterator[Parts]:
         Signer,
         create_key_files,
     )
+    from fleetkeeper_gateway.hold import HoldSettings, create_hold  # noqa: PLC0415
     from fleetkeeper_gateway.keys import KeysSettings, create_keys  # noqa: PLC0415
     from fleetkeeper_gateway.limits import (  # noqa: PLC0415
         LimitSettings,
@@ -121,6 +122,7 @@ async def default_parts() -> AsyncIterator[Parts]:
     try:
         keys = create_keys(KeysSettings(), audit)
         services = create_services(ServicesSettings())
+        hold = create_hold(HoldSettings(), services)
     except NoCredentials as error:
         raise CannotStart(str(error)) from error
     grant_keys = create_key_files(GrantSettings())
@@ -131,12 +133,13 @@ async def default_parts() -> AsyncIterator[Parts]:
             services=services,
             keys=keys,
             limiter=limiter,
+            hold=hold,
             signer=Signer(grant_keys),
             grants=GrantReader(grant_keys),
             batch_tokens=BatchTokenReader(grant_keys),
             audit=audit,
             estimate=functools.partial(estimate_tokens, cap=limit_settings.max_tokens_cap),
-            background=(keys.run, services.run),
+            background=(keys.run, services.run, hold.run),
         )
     finally:
         audit.flush()
@@ -210,8 +213,9 @@ async def _forget_services(gateway: Gateway) -> None:
 async def _drain(
     gateway: Gateway, server: uvicorn.Server, task: asyncio.Task[None], signals: Signals
 ) -> None:
-    """Wait for open requests for a bounded time; then abort them."""
+    """End the held requests, wait for the other open ones for a bounded time, and abort the rest."""
     gateway.draining = True
+    gateway.parts.hold.drain()
     server.should_exit = True
     logger.info(
         "draining", open=gateway.open_requests.count, seconds=gateway.settings.drain_seconds

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
+from fleetkeeper_contract.sleep import WAKE_HEADER
 from fleetkeeper_gateway.http.asgi import Headers
 from fleetkeeper_gateway.http.errors import Refusal
 
@@ -81,6 +82,7 @@ class ClientHeaders:
     authorization: str | None = None
     tier: str | None = None
     service: str | None = None
+    wake: str | None = None
     request_id: str | None = None
     """The client's request ID, if it is short printable ASCII."""
     baggage: list[str] = field(default_factory=list)
@@ -140,6 +142,7 @@ _ATTRIBUTES = (
     (b"authorization", "authorization"),
     (TIER_HEADER.lower().encode(), "tier"),
     (SERVICE_HEADER.lower().encode(), "service"),
+    (WAKE_HEADER.lower().encode(), "wake"),
     (b"content-encoding", "encoding"),
 )
 

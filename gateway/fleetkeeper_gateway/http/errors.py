@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from fleetkeeper_gateway.http.asgi import Headers
-from fleetkeeper_gateway.interfaces import KeyRefused, LimitRefused, Service
+from fleetkeeper_gateway.interfaces import HoldRefused, KeyRefused, LimitRefused, Service
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -69,6 +69,13 @@ def limit_refused(error: LimitRefused) -> Refusal:
         headers={**error.headers, "retry-after": str(error.retry_after_s)},
         details={"limit": error.limit},
     )
+
+
+def hold_refused(error: HoldRefused, model: str) -> Refusal:
+    """Return the refusal of a request that is not held for its service, or not anymore."""
+    if error.code == "model_not_found":
+        return unknown_model(model)
+    return unavailable(error.code, str(error), error.retry_after_s)
 
 
 def unknown_model(model: str) -> Refusal:

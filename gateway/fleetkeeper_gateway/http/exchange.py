@@ -6,6 +6,7 @@ import asyncio
 import math
 import traceback
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import aiohttp
@@ -29,28 +30,40 @@ from fleetkeeper_gateway.http.errors import (
     LIMIT_REACHED,
     SERVER,
     Refusal,
+    hold_refused,
     key_refused,
     limit_refused,
     unavailable,
 )
 from fleetkeeper_gateway.http.open_requests import OpenRequest
 from fleetkeeper_gateway.http.parts import Gateway
-from fleetkeeper_gateway.http.paths import SENT_AS
+from fleetkeeper_gateway.http.paths import SENT_AS, TOKENIZES
 from fleetkeeper_gateway.http.request_fields import parse_fields
 from fleetkeeper_gateway.http.routing import choose_service, choose_tier
 from fleetkeeper_gateway.interfaces import (
     Admission,
     Demand,
+    HoldRefused,
     Key,
     KeyRefused,
     LimitRefused,
     Service,
 )
 from fleetkeeper_gateway.telemetry import metrics
-from fleetkeeper_gateway.upstream.attempts import Attempt, NotSent, Opened, SendFailed
+from fleetkeeper_gateway.upstream.attempts import (
+    SHORT_WAIT_S,
+    Attempt,
+    NotSent,
+    Opened,
+    SendFailed,
+)
 from fleetkeeper_gateway.upstream.flood import FloodError
+from fleetkeeper_gateway.upstream.not_sent import SHED
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("fleetkeeper_gateway.http")
+
+Sender = Callable[[float | None, Callable[[], None] | None], Awaitable[Opened]]
+"""Sends the request. It gets `wait_s` and `connected` of `Upstream.open`."""
 
 CLIENT_CLOSED: Final = 499
 """Status in the audit log of a request whose client got no status."""
@@ -98,6 +111,8 @@ class Exchange:
         self._admission: Admission | None = None
         self._prompt_tokens = 0
         """Estimated tokens of the prompt."""
+        self._is_held = False
+        """True once the request waited for a service that sleeps."""
         self._sent = False
         """True once a service may have worked on the request."""
         self._started = False
@@ -136,6 +151,8 @@ class Exchange:
             await self._refuse(key_refused(error))
         except LimitRefused as error:
             await self._refuse(limit_refused(error))
+        except HoldRefused as error:
+            await self._refuse(hold_refused(error, self._model or ""))
         except NotSent as error:
             await self._refuse(self._not_sent(error))
         except SendFailed as error:
@@ -191,28 +208,74 @@ class Exchange:
         self._admission = await gateway.parts.limiter.admit(Demand(key, tier, self._id, tokens))
         sending = self._loop.time()
         metrics.until_sent(tier.label).observe(sending - self._open.arrived)
-        opened = await gateway.upstream.open(
-            SENT_AS.get(self._path, self._path),
-            self._scope["query_string"].decode("latin-1"),
-            body.data,
-            lambda: self._attempt(key, tier, baggage, hops),
-            self._sending,
+
+        def send(wait_s: float | None, connected: Callable[[], None] | None) -> Awaitable[Opened]:
+            return gateway.upstream.open(
+                SENT_AS.get(self._path, self._path),
+                self._scope["query_string"].decode("latin-1"),
+                body.data,
+                lambda: self._attempt(key, tier, baggage, hops),
+                self._sending,
+                wait_s=wait_s,
+                connected=connected,
+            )
+
+        asleep: Service | None = None
+        try:
             # Hundreds of waiting lines would take the processor from other keys. The batch process sends a
             # refused line again.
-            waits=not caller.in_batch,
-        )
+            opened = await send(SHORT_WAIT_S if caller.in_batch else None, None)
+        except NotSent:
+            asleep = self._present()
+            if asleep is None or not self._is_to_wait(asleep, tier):
+                raise
+        if asleep is not None:
+            if not self._may_be_held(tier):
+                wakes = caller.in_batch and headers.wake is not None
+                raise gateway.parts.hold.refusal(asleep, wakes=wakes)
+            opened = await self._held(asleep, key, tier, fields.model, send)
         metrics.until_answered(tier.label).observe(self._loop.time() - sending)
         return opened
+
+    async def _held(
+        self, service: Service, key: Key, tier: Tier, model: str, send: Sender
+    ) -> Opened:
+        """Send the request once its service takes it."""
+        body, hold = self._body, self._gateway.parts.hold
+        with hold.place(service, tier, key.tenant, model, body.size) as place:
+            body.leave_budget()
+            self._is_held = True
+            while True:
+                await place.turn()
+                try:
+                    return await send(0, place.connected)
+                except NotSent as error:
+                    place.refused(is_shed=error.reason == SHED)
+
+    def _may_be_held(self, tier: Tier) -> bool:
+        return tier is not Tier.BATCH and self._path not in TOKENIZES
+
+    def _is_to_wait(self, service: Service, tier: Tier) -> bool:
+        """Return whether a service sleeps, or requests of earlier arrival are still held for it."""
+        if service.sleep is not None:
+            return True
+        holding = self._gateway.parts.hold.holding
+        return bool(holding) and service.path in holding and self._may_be_held(tier)
+
+    def _present(self) -> Service | None:
+        """Return the service in its present state; None if it is gone or has no address."""
+        if self._service is None:
+            return None
+        service = self._gateway.parts.services.named(self._service.namespace, self._service.name)
+        return service if service is not None and service.url else None
 
     def _sending(self, may_be_sent: bool) -> None:
         self._sent = may_be_sent
 
     def _attempt(self, key: Key, tier: Tier, baggage: list[str], hops: int) -> Attempt | None:
         """Return the request for the next attempt. Its service may have changed since the last attempt."""
-        if self._service is None:
-            return None
-        service = self._gateway.parts.services.named(self._service.namespace, self._service.name)
-        if service is None or not service.url:
+        service = self._present()
+        if service is None or (not self._is_held and self._is_to_wait(service, tier)):
             return None
         self._service = service
         headers = [

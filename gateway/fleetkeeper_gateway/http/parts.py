@@ -17,6 +17,7 @@ from fleetkeeper_gateway.interfaces import (
     AuditLog,
     BatchTokens,
     GrantSigner,
+    Hold,
     Key,
     Keys,
     RequestLimiter,
@@ -33,6 +34,7 @@ class Parts:
     services: Services
     keys: Keys
     limiter: RequestLimiter
+    hold: Hold
     signer: GrantSigner
     grants: GrantReader
     batch_tokens: BatchTokens

@@ -1,1 +1,1 @@
-"""Watches of the Kubernetes API server, the only requests that the gateway sends to it."""
+"""Watches of the Kubernetes API server. The gateway writes nothing to it but wake marks."""

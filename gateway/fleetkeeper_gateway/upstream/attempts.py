@@ -15,11 +15,11 @@ from yarl import URL
 from fleetkeeper_gateway.interfaces import Service
 from fleetkeeper_gateway.telemetry import metrics
 from fleetkeeper_gateway.upstream.body import body_of
-from fleetkeeper_gateway.upstream.not_sent import MAX_BYTES, is_refusal
+from fleetkeeper_gateway.upstream.not_sent import MAX_BYTES, SHED, is_refusal, is_shed
 
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 1.0
-_SHORT_WAIT_S: Final = 0.1
+SHORT_WAIT_S: Final = 0.1
 """Time of a request that does not wait: it may reach another replica than one that drains."""
 _BODY_TIMEOUT_S: Final = 5.0
 """Time for the short body of a 503."""
@@ -79,7 +79,8 @@ class Upstream:
         attempt: Callable[[], Attempt | None],
         sending: Callable[[bool], None],
         *,
-        waits: bool = True,
+        wait_s: float | None = None,
+        connected: Callable[[], None] | None = None,
     ) -> Opened:
         """Send a request and return its response.
 
@@ -91,14 +92,16 @@ class Upstream:
                 the service is gone or has no address.
             sending: called with True once the request may have been sent, and with False once it is
                 known that it was not.
-            waits: whether to try again for the whole wait, not just a few times.
+            wait_s: the time to try again, if it is shorter than the whole wait. 0: one attempt.
+            connected: called once an attempt has a connection. With it, an answer that sheds the request
+                (429) counts as not sent: its caller sends it again.
 
         Raises:
             NotSent: if no service accepted it before the wait ended.
             SendFailed: if it was sent and failed.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._wait_s if waits else min(self._wait_s, _SHORT_WAIT_S))
+        deadline = loop.time() + (self._wait_s if wait_s is None else min(self._wait_s, wait_s))
         pause_s = _FIRST_PAUSE_S
         while True:
             made = attempt()
@@ -106,7 +109,7 @@ class Upstream:
                 raise NotSent("service_gone")
             sending(True)
             try:
-                return await self._send(made, path, query, body)
+                return await self._send(made, path, query, body, connected)
             except NotSent as error:
                 sending(False)
                 metrics.NOT_SENT.labels(error.reason).inc()
@@ -116,12 +119,19 @@ class Upstream:
             await asyncio.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))  # noqa: S311 - no secret
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
-    async def _send(self, attempt: Attempt, path: str, query: str, body: bytes) -> Opened:
+    async def _send(
+        self,
+        attempt: Attempt,
+        path: str,
+        query: str,
+        body: bytes,
+        connected: Callable[[], None] | None,
+    ) -> Opened:
         try:
             response = await self._session.request(
                 "POST",
                 _with_query(_address(attempt.service.url, path), query),
-                data=body_of(body),
+                data=body_of(body, connected),
                 headers=CIMultiDict(attempt.headers),
                 allow_redirects=False,
             )
@@ -140,12 +150,12 @@ class Upstream:
             # A client that followed a redirect would send its key to an address that the service chose.
             response.close()
             raise SendFailed(f"status_{response.status}")
-        if response.status == 503:
-            return await self._unavailable(response)
+        if response.status == 503 or (response.status == 429 and connected is not None):
+            return await self._refusal(response)
         return Opened(response, b"", complete=False)
 
-    async def _unavailable(self, response: aiohttp.ClientResponse) -> Opened:
-        """Return a 503, unless it says that the request was not taken."""
+    async def _refusal(self, response: aiohttp.ClientResponse) -> Opened:
+        """Return an answer, unless it says that the request was not taken."""
         length = response.content_length
         if length is None or length > MAX_BYTES:
             return Opened(response, b"", complete=False)
@@ -155,6 +165,8 @@ class Upstream:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             response.close()
             raise SendFailed(type(error).__name__) from error
-        if is_refusal(503, body):
+        if is_refusal(response.status, body):
             raise NotSent("no_worker")
+        if is_shed(response.status, body):
+            raise NotSent(SHED)
         return Opened(response, body, complete=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp.abc import AbstractStreamWriter
@@ -11,14 +12,18 @@ PART_BYTES: Final = 65_536
 
 
 class LargeBody(Payload):
-    """A body that is written part by part, so that other requests run in between."""
+    """A body that is written part by part, so that other requests run in between.
+
+    `connected` is called before the first part: the connection was made.
+    """
 
     _value: bytes
     _autoclose = True
 
-    def __init__(self, value: bytes) -> None:
+    def __init__(self, value: bytes, connected: Callable[[], None] | None = None) -> None:
         super().__init__(value)
         self._size = len(value)
+        self._connected = connected
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """Return the body as text."""
@@ -32,6 +37,8 @@ class LargeBody(Payload):
         self, writer: AbstractStreamWriter, content_length: int | None
     ) -> None:
         """Write at most `content_length` bytes of the body."""
+        if self._connected is not None:
+            self._connected()
         end = self._size or 0
         if content_length is not None:
             end = min(end, content_length)
@@ -39,6 +46,8 @@ class LargeBody(Payload):
             await writer.write(self._value[start : min(start + PART_BYTES, end)])
 
 
-def body_of(data: bytes) -> bytes | LargeBody:
+def body_of(data: bytes, connected: Callable[[], None] | None = None) -> bytes | LargeBody:
     """Return a body in the form that suits the client library."""
-    return data if len(data) <= PART_BYTES else LargeBody(data)
+    if connected is None and len(data) <= PART_BYTES:
+        return data
+    return LargeBody(data, connected)

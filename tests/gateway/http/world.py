@@ -17,10 +17,19 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from fleetkeeper_contract.sleep import SleepState
 from fleetkeeper_contract.tiers import Tier
+from fleetkeeper_gateway.hold import Hold
 from fleetkeeper_gateway.http.parts import Gateway, Parts
 from fleetkeeper_gateway.http.settings import ServeSettings
-from fleetkeeper_gateway.interfaces import Demand, Key, KeyRefused, LimitRefused, Service
+from fleetkeeper_gateway.interfaces import (
+    Demand,
+    Key,
+    KeyRefused,
+    LimitRefused,
+    Service,
+    Sleeping,
+)
 from fleetkeeper_gateway.serve import Addresses, Signals, serve
 
 GUARD_S: Final = 90.0
@@ -36,6 +45,11 @@ def service(name: str = "chat", url: str = "http://127.0.0.1:9", **changes: Any)
     """Returns a service of the namespace `team` that serves `m`."""
     ready = Service("team", name, f"uid-{name}", ("m",), url, False, "Ready", True, 1_700_000_000)
     return replace(ready, **changes)
+
+
+def asleep(number: int = 1, state: str = "Asleep", **changes: Any) -> Sleeping:
+    """Returns the sleep of a service."""
+    return replace(Sleeping(number, SleepState(state)), **changes)
 
 
 def chat(**fields: Any) -> bytes:
@@ -134,6 +148,23 @@ class MemoryLimiter:
 
     async def close(self) -> None:
         return
+
+
+class MemoryMarks:
+    """The wake marks that were asked for, in order and without repetition."""
+
+    def __init__(self) -> None:
+        self.wanted: list[tuple[str, int, Tier]] = []
+
+    def want(self, service: Service, tier: Tier) -> None:
+        if service.sleep is None or service.sleep.state is SleepState.WAKING:
+            return
+        wanted = (service.uid, service.sleep.number, tier)
+        if wanted not in self.wanted:
+            self.wanted.append(wanted)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
 
 
 class MemoryGrants:
@@ -243,6 +274,8 @@ class World:
         self.services = MemoryServices()
         self.keys = MemoryKeys()
         self.limiter = MemoryLimiter()
+        self.marks = MemoryMarks()
+        self.hold = Hold(self.services, self.marks, hold_s=GUARD_S, total_bytes=64 * 1024**2)
         self.grants = MemoryGrants()
         self.audit = MemoryAudit()
         self.signals = Signals()
@@ -256,11 +289,13 @@ class World:
             services=self.services,
             keys=self.keys,
             limiter=self.limiter,
+            hold=self.hold,
             signer=self.grants,
             grants=self.grants,
             batch_tokens=self.grants,
             audit=self.audit,
             estimate=lambda size, tokens, n: size // 4 + (tokens or 0) * n,
+            background=(self.hold.run,),
         )
 
     @contextlib.asynccontextmanager

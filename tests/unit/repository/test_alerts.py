@@ -13,12 +13,16 @@ NAMES = [alert["alert"] for alert in ALERTS]
 GATEWAY_PAGE = ROOT / "docs" / "gateway.md"
 NO_FAULT_OF_THE_GATEWAY = {
     "draining",
+    "hold_full",
     "loop_detected",
     "request_timeout",
+    "service_asleep",
     "service_unavailable",
+    "service_waking",
     "upstream_failed",
+    "wake_failed",
 }
-"""Errors 5xx that a service causes, a rollout, or a wrong address of a service."""
+"""Errors 5xx that a service causes, its sleep, a rollout, or a wrong address of a service."""
 AT_ONCE = {"FleetkeeperDefect", "FleetkeeperUsageLost"}
 """Alerts on an event, which is over when it is seen."""
 

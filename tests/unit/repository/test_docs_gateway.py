@@ -18,7 +18,15 @@ PAGE = ROOT / "docs/gateway.md"
 PACKAGE = ROOT / "gateway/fleetkeeper_gateway"
 CODE = re.compile(r"[a-z]+(_[a-z]+)+|draining|starting")
 KINDS = {"Counter", "Gauge", "Histogram", "Summary"}
-REFUSALS = {"Refusal": 1, "RefusedBodyError": 1, "unavailable": 0, "KeyRefused": 0}
+REFUSALS = {
+    "Refusal": 1,
+    "RefusedBodyError": 1,
+    "unavailable": 0,
+    "KeyRefused": 0,
+    "HoldRefused": 0,
+    "end_all": 0,
+    "_refused": 0,
+}
 """Where a call that makes an error body has its code."""
 
 
@@ -110,7 +118,10 @@ def test_the_page_promises_no_path_that_is_not_served() -> None:
 
 def _codes() -> set[str]:
     """Return the codes of all errors that the request path makes, from its source."""
-    folders = (PACKAGE / "http", PACKAGE / "keys", ROOT / "contract/fleetkeeper_contract/bodies")
+    folders = (
+        *(PACKAGE / name for name in ("http", "keys", "hold")),
+        ROOT / "contract/fleetkeeper_contract/bodies",
+    )
     paths = [path for folder in folders for path in folder.rglob("*.py")]
     trees = [ast.parse(path.read_text()) for path in paths]
     constants = {name: value for tree in trees for name, value in _constants(tree)}

@@ -122,10 +122,14 @@ class Body:
 
     def release(self) -> None:
         """Release the bytes to the budget. Idempotent."""
+        self.leave_budget()
+        self.data = b""
+
+    def leave_budget(self) -> None:
+        """Release the bytes to the budget, but keep them: another budget has them now."""
         if self._held:
             self._budget.give_back(self._owner, self._held)
         self._held = 0
-        self.data = b""
         self.json = None
 
     async def _part(self, receive: Receive) -> bytes:
