@@ -146,6 +146,8 @@ class Attempts:
             self._say(now, f"401 for key {one.batch.key_id}")
         if verdict is Verdict.REFUSED:
             slot.pace.refused(slot.began, now, getattr(answer, "retry_after_s", None))
+        elif verdict is Verdict.ASLEEP:
+            slot.pace.asleep(now, getattr(answer, "retry_after_s", None))
         elif verdict in {Verdict.OK, Verdict.ERROR}:
             metrics.LINE_SECONDS.observe(now - slot.began)
             slot.pace.answered(slot.began, now)
@@ -170,7 +172,7 @@ class _Line:
 
     def outcome(self, verdict: Verdict, answer: Answer | NotAnswered) -> Result | GivenBack:
         """Return the outcome of an answer for the line."""
-        if verdict is Verdict.REFUSED:
+        if verdict in {Verdict.REFUSED, Verdict.ASLEEP}:
             return GivenBack(attempt_counts=False)
         if verdict is Verdict.KEY_REFUSED:
             # Without a time, or with 0, the line would be sent again without a pause.

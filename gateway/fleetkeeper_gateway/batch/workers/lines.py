@@ -17,6 +17,8 @@ from fleetkeeper_gateway.batch.workers.json_text import is_json
 
 KEY_LIMIT: Final = "rate_limit_exceeded"
 """Code of the gateway's 429 when a limit of the key is reached. Requests of other keys may still pass."""
+SERVICE_ASLEEP: Final = "service_asleep"
+"""Code of the gateway's 503 for a service that sleeps or wakes up."""
 _NOT_NOW: Final = frozenset({401, 429, 503})
 """Statuses that are not caused by the line."""
 _MAX_WORDS: Final = 500
@@ -50,6 +52,8 @@ class Verdict(enum.Enum):
     """No engine worked on the line. It is sent again."""
     KEY_REFUSED = "key_refused"
     """As REFUSED, because of the key: a limit is reached, or the key is not accepted."""
+    ASLEEP = "asleep"
+    """As REFUSED, because the service sleeps or wakes up."""
 
 
 class _Line(msgspec.Struct):
@@ -106,16 +110,22 @@ def judge(answer: Answer | NotAnswered) -> Verdict:
         return Verdict.ERROR
     if isinstance(answer, NotAnswered):
         return Verdict.FAILED if answer.sent else Verdict.REFUSED
+    if answer.status in _NOT_NOW:
+        return _not_now(answer)
     if not is_kept(answer.status):
-        if answer.status not in _NOT_NOW:
-            return Verdict.FAILED
-        is_of_key = answer.refused == KEY_LIMIT if answer.status == 429 else answer.refused
-        # 401 concerns the sender, not the line: a key was revoked, clocks differ, or a Secret with keys has
-        # not reached every pod yet.
-        return Verdict.KEY_REFUSED if is_of_key and answer.status != 503 else Verdict.REFUSED
+        return Verdict.FAILED
     if answer.status < 300:
         return Verdict.OK if is_json(answer.body) else Verdict.FAILED
     return Verdict.ERROR
+
+
+def _not_now(answer: Answer) -> Verdict:
+    if answer.status == 503:
+        return Verdict.ASLEEP if answer.refused == SERVICE_ASLEEP else Verdict.REFUSED
+    # 401 concerns the sender, not the line: a key was revoked, clocks differ, or a Secret with keys has
+    # not reached every pod yet.
+    is_of_key = answer.refused == KEY_LIMIT if answer.status == 429 else answer.refused
+    return Verdict.KEY_REFUSED if is_of_key else Verdict.REFUSED
 
 
 def is_kept(status: int) -> bool:

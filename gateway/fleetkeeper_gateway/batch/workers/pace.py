@@ -6,7 +6,7 @@ A service answers 429 or 503 when it is full, often with Retry-After. The limit 
 halves it, at most once for all the lines that were sent before the last halving, and nothing is sent until
 Retry-After has passed. Afterwards the limit grows with each answer until it is near the refused number, and
 slowly from there. A service that refuses everything, for example because its load breaker closed tier batch,
-gets one line after each Retry-After until it accepts one.
+gets one line after each Retry-After until it accepts one. A service that sleeps gets one from its first refusal on.
 """
 
 from __future__ import annotations
@@ -136,6 +136,17 @@ class Pace:
             exponent = min(max(0, self._row - 1), 10)
             retry_after_s = min(_MAX_OWN_PAUSE_S, _FIRST_PAUSE_S * 2**exponent)
         self._until = max(self._until, now + min(_MAX_PAUSE_S, retry_after_s))
+
+    def asleep(self, now: float, retry_after_s: float | None) -> None:
+        """Note that the service sleeps. One line is sent after each Retry-After until it is awake.
+
+        Its refusals arrive at once, so the limit then doubles with time as at the start. They do not show how
+        many lines it accepts, so the threshold stays.
+        """
+        self._heard = now
+        self.limit, self._row, self._grown = 1.0, 0, -math.inf
+        pause_s = min(_MAX_PAUSE_S, retry_after_s or _MAX_OWN_PAUSE_S)
+        self._until = max(self._until, now + pause_s)
 
     def failed(self, began: float, now: float) -> None:
         """Note a failed line. Many consecutive failures count as a refusal: the service needs time.

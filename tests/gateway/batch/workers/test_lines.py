@@ -55,6 +55,9 @@ def answer(status: int, body: bytes = b"{}", refused: str | None = None) -> Answ
         (answer(500), Verdict.FAILED),
         (answer(502), Verdict.FAILED),
         (answer(503), Verdict.REFUSED),
+        (answer(503, b'{"error": {"code": "service_asleep"}}'), Verdict.REFUSED),
+        (answer(503, refused="service_asleep"), Verdict.ASLEEP),
+        (answer(429, refused="service_asleep"), Verdict.REFUSED),
         (answer(504), Verdict.FAILED),
     ],
 )

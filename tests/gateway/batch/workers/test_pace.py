@@ -33,6 +33,11 @@ def refuse(slot: Slot, now: float, retry_after_s: float | None) -> None:
     slot.pace.ended(now)
 
 
+def sleep(slot: Slot, now: float, retry_after_s: float | None) -> None:
+    slot.pace.asleep(now, retry_after_s)
+    slot.pace.ended(now)
+
+
 def fail(slot: Slot, now: float) -> None:
     slot.pace.failed(slot.began, now)
     slot.pace.ended(now)
@@ -142,6 +147,52 @@ def test_a_line_that_fails_among_others_slows_nothing_down() -> None:
     assert pace.limit == 256.0
 
 
+def test_a_service_that_sleeps_gets_one_line_after_each_retry_after_from_the_first_on() -> None:
+    pace = Pace(256)
+    now, sent = 0.0, []
+    for _ in range(5):
+        slots = fill(pace, now)
+        sent.append(len(slots))
+        for slot in slots:
+            sleep(slot, now + 0.1, 30.0)
+        assert pace.free(now + 30.0) == 0
+        assert pace.wakes(now + 0.2) == now + 30.1
+        now += 30.1
+    assert sent == [32, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("retry_after", [None, 0.0])
+def test_a_service_that_sleeps_without_a_time_is_asked_again_after_half_a_minute(
+    retry_after: float | None,
+) -> None:
+    pace = Pace(8)
+    for slot in fill(pace, 0.0):
+        sleep(slot, 0.0, retry_after)
+    assert (pace.free(29.9), pace.free(30.0)) == (0, 1)
+
+
+def test_a_service_that_woke_gets_all_lines_within_seconds_although_none_is_answered_yet() -> None:
+    pace = Pace(256)
+    for slot in fill(pace, 0.0):
+        sleep(slot, 0.0, 30.0)
+    sent = [len(fill(pace, 30.0 + half / 2)) for half in range(10)]
+    assert sent[:4] == [1, 1, 2, 4]
+    assert pace.running == 256
+
+
+def test_a_service_that_falls_asleep_again_is_known_for_what_it_accepted() -> None:
+    """Its refusals while it slept say nothing about it."""
+    pace = Pace(256)
+    pace.limit = 100.0
+    for slot in fill(pace, 0.0):
+        refuse(slot, 0.0, 1.0)
+    (slot,) = [pace.slot(1.0)]
+    sleep(slot, 1.0, 30.0)
+    for second in range(31, 61):
+        fill(pace, float(second))
+    assert pace.running == 85, "what it refused, less some"
+
+
 def test_growth_needs_lines_that_use_it() -> None:
     pace = Pace(256)
     pace.limit = 100.0
@@ -153,7 +204,7 @@ def test_growth_needs_lines_that_use_it() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(("send", "answer", "refuse", "fail", "end")),
+            st.sampled_from(("send", "answer", "refuse", "sleep", "fail", "end")),
             st.floats(0, 30),
             st.one_of(st.none(), st.floats(0, 1000)),
         ),
@@ -175,6 +226,8 @@ def test_it_stays_within_its_bounds(
             slot = open_slots.pop(0)
             if what == "answer":
                 answer(slot, now)
+            elif what == "sleep":
+                sleep(slot, now, retry_after)
             elif what == "refuse":
                 refuse(slot, now, retry_after)
             elif what == "fail":
