@@ -52,6 +52,8 @@ class Service:
     """Unix seconds."""
     sleep: Sleeping | None = None
     """None while it is awake, and while it is suspended: then no request wakes it."""
+    wakes_for_batch: bool = False
+    """True if any line of a batch wakes it; otherwise the deadlines of batches decide."""
 
     @property
     def path(self) -> str:

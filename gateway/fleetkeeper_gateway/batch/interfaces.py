@@ -21,7 +21,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fleetkeeper_gateway.batch.model import (
     Attempt,
@@ -248,6 +248,17 @@ def flow_of(key_id: str, model: str) -> str:
     return f"{key_id}/{model}"  # an ID of a key has no slash
 
 
+class Route(NamedTuple):
+    """Where the lines of a flow go."""
+
+    name: str
+    """The service, or the flow while the service is unknown."""
+    wake: str | None = None
+    """Wake header of all lines for the service; None: each batch wakes it at its own time."""
+    start_p90_s: int | None = None
+    """The time in which the service starts; None if it is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A chunk that a process holds: no other process takes it while it is renewed."""
@@ -365,8 +376,12 @@ class AnswerTooLarge(NotAnswered):
 class Sender(Protocol):
     """Sends lines to the OpenAI-compatible URL of the settings."""
 
-    async def send(self, key_id: str, endpoint: str, body: bytes) -> Answer:
+    async def send(
+        self, key_id: str, endpoint: str, body: bytes, wake: str | None = None
+    ) -> Answer:
         """Send a request in tier batch, on behalf of a key.
+
+        `wake` is the wake header for the gateway; None if the request wakes no service.
 
         Raises:
             AnswerTooLarge: if the answer has too many bytes.

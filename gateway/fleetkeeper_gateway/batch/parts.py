@@ -18,6 +18,7 @@ from fleetkeeper_gateway.audit import create_audit_log
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.api import ApiParts
 from fleetkeeper_gateway.batch.common import AllSettings, create_common
+from fleetkeeper_gateway.batch.interfaces import Route
 from fleetkeeper_gateway.batch.lifecycle.backlog import Destinations
 from fleetkeeper_gateway.batch.lifecycle.finalize import Finalizer
 from fleetkeeper_gateway.batch.lifecycle.leader import Lifecycle
@@ -132,7 +133,7 @@ def _pool(
     queue: RedisQueue,
     *,
     name: str,
-    route: Callable[[str, str], str],
+    route: Callable[[str, str], Route],
     shown: metrics.OfAllProcesses,
 ) -> Pool:
     # Not a fork of this process: it has threads, and the store's library in use.

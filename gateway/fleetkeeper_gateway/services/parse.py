@@ -17,6 +17,7 @@ from fleetkeeper_gateway.kubernetes.watch import ObjectName
 SERVICE_PORT: Final = 80
 """Port of the Service that the operator creates, with the name of the InferenceService."""
 ACCESS_GATEWAY: Final = "Gateway"
+WAKE_ALWAYS: Final = "Always"
 READY: Final = "Ready"
 STARTING: Final = "Starting"
 SUSPENDED: Final = "Suspended"
@@ -47,6 +48,8 @@ def parse_service(place: ObjectName, found: Mapping[str, Any]) -> Service:
         ready=has_address and conditions.get("Available") == "True",
         created=int(rfc3339.parse(metadata.get("creationTimestamp")) or 0),
         sleep=sleep,
+        wakes_for_batch=_map(_map(spec.get("scaling")).get("sleep")).get("wakeForBatch")
+        == WAKE_ALWAYS,
     )
 
 

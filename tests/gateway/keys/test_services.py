@@ -139,6 +139,21 @@ def test_no_request_wakes_a_suspended_service(spec: dict[str, Any]) -> None:
     assert (found.state, found.sleep) == ("Suspended", None)
 
 
+@pytest.mark.parametrize(
+    ("sleep", "wakes"),
+    [
+        (None, False),
+        ({}, False),
+        ({"wakeForBatch": "Deadline"}, False),
+        ({"wakeForBatch": "Always"}, True),
+        ({"wakeForBatch": "New"}, False),
+    ],
+)
+def test_lines_of_batches_wake_it_at_once_only_if_it_says_so(sleep: object, wakes: bool) -> None:
+    assert read({"scaling": {"sleep": sleep}}).wakes_for_batch is wakes
+    assert not read({"scaling": None}).wakes_for_batch
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: (

@@ -13,6 +13,7 @@ import uvloop
 
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.common import AllSettings, create_common
+from fleetkeeper_gateway.batch.interfaces import Route
 from fleetkeeper_gateway.batch.processes.link import Link, end_with_parent
 from fleetkeeper_gateway.batch.workers.handling import Handling, Memory
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
@@ -81,6 +82,7 @@ async def _run(
             end_s=batch.batch_end_seconds,
             may_read=may_read,
             route=routes,
+            wake=routes.wake,
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
         async with asyncio.TaskGroup() as tasks:
@@ -108,4 +110,5 @@ async def _report(link: Link) -> None:
 async def _listen(link: Link, routes: Routes) -> None:
     """Handle the parent's messages."""
     async for message in link.messages():
-        routes.note(*message["route"])
+        key_id, model, *route = message["route"]
+        routes.note(key_id, model, Route(*route))

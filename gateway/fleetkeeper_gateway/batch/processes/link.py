@@ -3,7 +3,7 @@
 The socket ends with the process, after any kind of end.
 
     child -> parent   {"route": [key, model]}           which service answers these lines?
-    parent -> child   {"route": [key, model, NAME]}
+    parent -> child   {"route": [key, model, ...]}      the fields of a Route
     child -> parent   {"measured": [[series, value], ...]}, every 2 s: a silent child hangs
 """
 

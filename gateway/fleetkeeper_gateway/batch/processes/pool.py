@@ -18,7 +18,7 @@ import structlog
 
 from fleetkeeper_gateway.batch import metrics
 from fleetkeeper_gateway.batch.going_on import happens_within, noted
-from fleetkeeper_gateway.batch.interfaces import Batches, Queue, StorageError, flow_of
+from fleetkeeper_gateway.batch.interfaces import Batches, Queue, Route, StorageError, flow_of
 from fleetkeeper_gateway.batch.model import Attempt, Trouble
 from fleetkeeper_gateway.batch.processes.link import Link
 from fleetkeeper_gateway.batch.workers.handling import Handling
@@ -64,7 +64,7 @@ class Pool:
         batches: Batches,
         queue: Queue,
         *,
-        route: Callable[[str, str], str],
+        route: Callable[[str, str], Route],
         shown: metrics.OfAllProcesses,
         stop_s: float,
     ) -> None:
@@ -74,7 +74,7 @@ class Pool:
             slots: a slot for each process.
             batches: the store in which attempts are noted.
             queue: the queue to which chunks of an ended process return.
-            route: returns the service of a key and model, for the processes.
+            route: returns the route of a key and model, for the processes.
             shown: gets the metrics of the processes.
             stop_s: time for the processes to end after `stop`.
         """
@@ -158,7 +158,7 @@ class Pool:
                     self._shown.note(index, message["measured"])
                 else:
                     flow = message["route"]
-                    link.send({"route": [*flow, self._route_of(*flow)]})
+                    link.send({"route": [*flow, *self._route_of(*flow)]})
         except ValueError:
             log.exception("a worker process cannot be understood", worker=index)
         finally:
@@ -175,10 +175,10 @@ class Pool:
                 "a worker process ended", worker=index, pid=process.pid, status=process.exitcode
             )
 
-    def _route_of(self, key_id: str, model: str) -> str:
+    def _route_of(self, key_id: str, model: str) -> Route:
         with noted("route", "the service of a line cannot be found", key=key_id):
             return self._route(key_id, model)
-        return flow_of(key_id, model)
+        return Route(flow_of(key_id, model))
 
     # -- after the end of a process ---------------------------------------------------------------
 

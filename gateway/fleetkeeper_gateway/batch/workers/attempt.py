@@ -93,10 +93,13 @@ class Attempts:
         """Time of the last log line about lines that cannot be sent."""
 
     async def make(
-        self, batch: BatchRecord, line: LineRef, tried: Tried, slot: Slot
+        self, batch: BatchRecord, line: LineRef, tried: Tried, slot: Slot, wake: str | None
     ) -> Result | GivenBack:
-        """Return the result of a line, or the reason for a further attempt."""
-        one = _Line(batch, line.number, tried)
+        """Return the result of a line, or the reason for a further attempt.
+
+        `wake` is the wake header of the line.
+        """
+        one = _Line(batch, line.number, tried, wake)
         try:
             async with self._bodies.hold(batch.key_id, line.length):
                 return await self._make(one, line, slot)
@@ -129,7 +132,9 @@ class Attempts:
         slot.sent(self._monotonic())
         answer: Answer | NotAnswered
         try:
-            answer = await self._sender.send(one.batch.key_id, one.batch.endpoint, request.body)
+            answer = await self._sender.send(
+                one.batch.key_id, one.batch.endpoint, request.body, one.wake
+            )
         except NotAnswered as error:
             answer = error
         with self._handling(one.batch.id, one.number):
@@ -168,6 +173,7 @@ class _Line:
     batch: BatchRecord
     number: int
     tried: Tried
+    wake: str | None
     custom_id: str = ""
 
     def outcome(self, verdict: Verdict, answer: Answer | NotAnswered) -> Result | GivenBack:

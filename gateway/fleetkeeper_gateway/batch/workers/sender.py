@@ -16,6 +16,7 @@ from yarl import URL
 
 from fleetkeeper_contract.client_keys import ANONYMOUS
 from fleetkeeper_contract.headers import REFUSED_HEADER, REQUEST_ID_HEADER, TIER_HEADER
+from fleetkeeper_contract.sleep import WAKE_HEADER
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.batch.interfaces import Answer, AnswerTooLarge, NotAnswered
 from fleetkeeper_gateway.batch.workers.lines import is_kept
@@ -76,7 +77,9 @@ class UpstreamSender:
         """Close the connections."""
         await self._session.close()
 
-    async def send(self, key_id: str, endpoint: str, body: bytes) -> Answer:
+    async def send(
+        self, key_id: str, endpoint: str, body: bytes, wake: str | None = None
+    ) -> Answer:
         """Send a request in tier batch, on behalf of a key.
 
         Raises:
@@ -90,6 +93,8 @@ class UpstreamSender:
             REQUEST_ID_HEADER: uuid.uuid4().hex,
             **self._authorization(key_id),
         }
+        if wake is not None and self._key_file is None:
+            headers[WAKE_HEADER] = wake
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._exchange(key_id, endpoint, headers, body)

@@ -21,7 +21,7 @@ from fleetkeeper_gateway.batch.interfaces import (
     Sender,
     flow_of,
 )
-from fleetkeeper_gateway.batch.model import LineRef, Result
+from fleetkeeper_gateway.batch.model import BatchRecord, LineRef, Result
 from fleetkeeper_gateway.batch.workers.attempt import Attempts, GivenBack
 from fleetkeeper_gateway.batch.workers.chunk_run import ChunkRun
 from fleetkeeper_gateway.batch.workers.handling import Handling
@@ -61,17 +61,20 @@ class Worker:
         end_s: float,
         may_read: asyncio.Event,
         route: Callable[[str, str], str] = flow_of,
+        wake: Callable[[BatchRecord, str], str | None] = lambda _batch, _model: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the parts; `run` does the work.
 
         Lines have `drain_s` to end after `stop`, and `end_s` after their batch was cancelled or expired.
         `may_read` is set while there is room for the results of large answers. `route` returns the service
-        that answers the lines of a key for a model. Its answers set their pace.
+        that answers the lines of a key for a model. Its answers set their pace. `wake` returns the wake header
+        of the lines of a batch for a model.
         """
         self._queue = queue
         self._places = places
         self._drain_s, self._end_s = drain_s, end_s
+        self._wake = wake
         self._monotonic = monotonic
         self._attempts = Attempts(inputs, sender, handling, monotonic)
         self._changed = asyncio.Event()
@@ -164,7 +167,9 @@ class Worker:
         return left.total() > 0
 
     def _start(self, run: ChunkRun, line: LineRef, slot: Slot) -> None:
-        attempt = self._attempts.make(run.held.batch, line, run.tried(line.number), slot)
+        batch = run.held.batch
+        wake = self._wake(batch, run.held.model)
+        attempt = self._attempts.make(batch, line, run.tried(line.number), slot, wake)
         task = run.running[line.number] = asyncio.create_task(attempt)
         self._tasks[task] = run, slot
         self._places.start(run.key)

@@ -379,6 +379,8 @@ class ScriptedSender:
         self.script: Script | None = None
         self.sent: list[tuple[str, int]] = []
         """Keys and numbers of lines."""
+        self.wakes: list[str | None] = []
+        """Their wake headers."""
         self.running: Counter[str] = Counter()
         """Lines that are being answered, by key."""
         self.most: Counter[str] = Counter()
@@ -389,10 +391,13 @@ class ScriptedSender:
         """Return how often a line was sent."""
         return sum(one == number for _, one in self.sent)
 
-    async def send(self, key_id: str, endpoint: str, body: bytes) -> Answer:
+    async def send(
+        self, key_id: str, endpoint: str, body: bytes, wake: str | None = None
+    ) -> Answer:
         found = json.loads(body)
         number, model = int(found["number"]), str(found["model"])
         self.sent.append((key_id, number))
+        self.wakes.append(wake)
         self.running[key_id] += 1
         self.most[key_id] = max(self.most[key_id], self.running[key_id])
         self.bytes += len(body)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from fleetkeeper_contract.sleep import SleepState
 from fleetkeeper_gateway.batch import metrics
+from fleetkeeper_gateway.batch.interfaces import Route
 from fleetkeeper_gateway.batch.lifecycle.backlog import Destinations
 from fleetkeeper_gateway.batch.lifecycle.life import Left
 from fleetkeeper_gateway.batch.metrics import Due, required_rate
 from fleetkeeper_gateway.batch.model import Validated
-from fleetkeeper_gateway.interfaces import Key, KeyRefused
+from fleetkeeper_gateway.interfaces import Key, KeyRefused, Sleeping
 from tests.gateway.batch.workers.lifecycle_world import NOW, batch_record
 from tests.gateway.http.world import MemoryServices, service
 
@@ -99,13 +102,46 @@ def test_a_route_is_the_service_that_the_gateway_chooses_or_the_flow(
     services: MemoryServices, destinations: Destinations
 ) -> None:
     """Models of two services may have one name; it says nothing about where a line goes."""
-    assert destinations.route("key-1", "m") == "service team/chat"
-    assert destinations.route("key-2", "m") == "service other/chat"
-    assert destinations.route("key-3", "m") == "key-3/m"
+    assert destinations.route("key-1", "m") == Route("service team/chat")
+    assert destinations.route("key-2", "m") == Route("service other/chat")
+    assert destinations.route("key-3", "m") == Route("key-3/m")
     services.synced = False
-    assert destinations.route("key-1", "m") == "key-1/m"
+    assert destinations.route("key-1", "m") == Route("key-1/m")
     keys: Any = NamedKeys()
-    assert Destinations(None, keys).route("key-1", "m") == "key-1/m"
+    assert Destinations(None, keys).route("key-1", "m") == Route("key-1/m")
+
+
+def test_a_service_is_woken_by_all_lines_if_it_says_so_or_once_one_batch_needs_it(
+    services: MemoryServices, destinations: Destinations
+) -> None:
+    """A process may hold only lines of batches that could wait, also of another key."""
+    services.set(
+        service(sleep=Sleeping(1, SleepState.ASLEEP, starts=(60, 600))),
+        service("other", models=("n",)),
+        service("at-once", models=("a",), wakes_for_batch=True),
+    )
+    hour = {"created": int(NOW - 1799), "expires": int(NOW + 1801)}
+    soon = Left(batch_record(**hour), Validated(100, "n", 50_000, 0), 1)
+    early = Left(batch_record(**hour), Validated(100, "m", 50_000, 0), 1)
+
+    def wakes() -> list[str | None]:
+        return [destinations.route("key-1", model).wake for model in ("m", "n", "a")]
+
+    destinations.show([early, soon])
+    assert wakes() == [None, None, "always"]
+    assert destinations.route("key-1", "m") == Route("service team/chat", None, 600)
+    slow = service(sleep=Sleeping(1, SleepState.ASLEEP, starts=(60, 901)))
+    services.set(slow, *list(services.known.values())[1:])
+    destinations.show([early, soon])
+    assert wakes() == ["deadline", None, "always"]
+    due = replace(soon, record=replace(soon.record, created=int(NOW - 1801)))
+    destinations.show([due])
+    assert wakes() == [None, "deadline", "always"]
+    destinations.show([replace(due, lines=0)])
+    assert wakes() == [None, None, "always"]
+    destinations.show([due])
+    destinations.show(())
+    assert wakes() == [None, None, "always"], "another process leads"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from fleetkeeper_gateway.batch.going_on import happens_within
-from fleetkeeper_gateway.batch.interfaces import QueueDown, StorageError
+from fleetkeeper_gateway.batch.interfaces import QueueDown, Route, StorageError
 from fleetkeeper_gateway.batch.metrics import OfAllProcesses
 from fleetkeeper_gateway.batch.model import Attempt, BatchRecord, Result, Trouble
 from fleetkeeper_gateway.batch.processes import pool as module
@@ -63,7 +63,7 @@ class World:
             slots,
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            route=lambda key_id, model: f"service {key_id}/{model}",
+            route=lambda key_id, model: Route(f"service {key_id}/{model}"),
             shown=self.shown,
             stop_s=stop_s,
         )

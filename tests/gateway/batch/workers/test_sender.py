@@ -191,6 +191,21 @@ async def test_a_line_is_sent_on_behalf_of_its_key(
         assert upstream.headers["x-request-id"] != headers["x-request-id"]
 
 
+async def test_a_line_wakes_its_service_only_at_a_gateway_that_knows_its_key(
+    upstream: Upstream, keys: KeyFiles, clock: Clock, tmp_path: Path
+) -> None:
+    async with sending(upstream.url, keys, clock) as sender:
+        await sender.send("key-1", PATH, BODY, "deadline")
+        assert upstream.headers["x-fleetkeeper-wake"] == "deadline"
+        await sender.send("key-1", PATH, BODY)
+        assert "x-fleetkeeper-wake" not in upstream.headers
+    file = tmp_path / "key"
+    file.write_text("sk-one")
+    async with sending(upstream.url, keys, clock, key_file=file) as sender:
+        await sender.send("key-1", PATH, BODY, "deadline")
+        assert "x-fleetkeeper-wake" not in upstream.headers
+
+
 async def test_a_token_is_valid_whenever_it_is_sent(
     upstream: Upstream, keys: KeyFiles, clock: Clock
 ) -> None:

@@ -11,11 +11,21 @@ import pytest
 from structlog.testing import capture_logs
 
 from fleetkeeper_gateway.batch.interfaces import Answer, AnswerTooLarge, NotAnswered
-from fleetkeeper_gateway.batch.model import Attempt, Counts, Final, Result, Status, Trouble
+from fleetkeeper_gateway.batch.model import (
+    MAX_ATTEMPTS,
+    Attempt,
+    Counts,
+    Final,
+    Result,
+    Status,
+    Trouble,
+)
 from fleetkeeper_gateway.batch.workers import attempt as attempt_module
 from fleetkeeper_gateway.batch.workers import chunk_run as chunk_module
 from fleetkeeper_gateway.batch.workers import lines as lines_module
 from tests.gateway.batch.workers.memory import (
+    KEY,
+    MODEL,
     MemoryQueue,
     Part,
     ScriptedSender,
@@ -226,6 +236,39 @@ async def test_a_refusal_is_no_attempt(
         record = await running.batch(2)
         await running.done(record)
         assert sender.times(0) == 4
+        assert all(one.ok for one in running.lines(record))
+        (part,) = running.batches.parts[record.id, 0]
+        assert part.attempts == []
+
+
+async def test_a_service_that_sleeps_costs_no_attempt_and_is_woken_by_the_line_that_may(
+    sender: ScriptedSender,
+) -> None:
+    now, header = 0.0, None
+
+    async def script(_key: str, _model: str, number: int) -> Answer:
+        if sender.wakes[-1] is None:
+            return Answer(503, b"{}", "r", 4.0, refused="service_asleep")
+        return ok(number)
+
+    sender.script = script
+    async with working(
+        sender,
+        places=64,
+        monotonic=lambda: now,
+        wake=lambda batch, model: header if (batch, model) == (record, MODEL) else None,
+    ) as running:
+        record = await running.batch(100)
+        await until("it was refused", lambda: len(sender.sent) == 32 and not running.worker.running)
+        for turn in range(1, MAX_ATTEMPTS + 2):
+            now += 4.0
+            running.worker._changed.set()
+            await until("one was sent", lambda: len(sender.sent) >= 32 + turn)  # noqa: B023
+            await until("nothing runs", lambda: running.worker.running == 0)
+        assert sender.sent[32:] == [(KEY, 0)] * (MAX_ATTEMPTS + 1)
+        header, now = "deadline", now + 4.0
+        running.worker._changed.set()
+        await running.done(record)
         assert all(one.ok for one in running.lines(record))
         (part,) = running.batches.parts[record.id, 0]
         assert part.attempts == []
