@@ -38,19 +38,21 @@ ARGUMENT = '--compilation-config={"mode":3,"a":"<\u00e9>"}'
 ARGUMENTS = {key: item for key, item in PROFILE.items() if key != "name"}
 CODE = f"evil.example.com/code@sha256:{'e' * 64}"
 DOCUMENT = "FLEETKEEPER_ENGINE"
+RELEASE = f"stolen-{secrets.token_hex(3)}"
+"""The namespace of the release."""
 Manifest = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def account(control_plane: ControlPlane) -> Iterator[Path]:
     """The kubeconfig of the operator's account; the policies are in force when a test begins."""
-    space = f"stolen-{secrets.token_hex(3)}"
-    for namespace in (space, "team-a"):
+    for namespace in (RELEASE, "team-a"):
         claim_namespace(control_plane, namespace)
     objects = [
         item
         for item in rendered(
             {
+                "gateway": {"enabled": True},
                 "engineServiceAccounts": ["model-*", "reader"],
                 "exposedServiceTypes": ["LoadBalancer"],
                 "simulatedEngines": True,
@@ -64,13 +66,14 @@ def account(control_plane: ControlPlane) -> Iterator[Path]:
                     "cuda-0.32.0-2": {**ARGUMENTS, "extraArguments": [ARGUMENT]},
                 },
             },
-            namespace=space,
+            namespace=RELEASE,
         )
         if item["kind"] in INSTALLED | POLICIES
+        and "gateway" not in item["metadata"]["name"]
         and "helm.sh/hook" not in item["metadata"].get("annotations", {})
     ]
     apply(control_plane, {"apiVersion": "v1", "kind": "List", "items": objects})
-    kubeconfig = control_plane.service_account_kubeconfig(space, "fleetkeeper")
+    kubeconfig = control_plane.service_account_kubeconfig(RELEASE, "fleetkeeper")
     policies = [item for item in objects if item["kind"] in POLICIES]
     try:
         for probe in (foreign(), privileged(), child("ConfigMap", name="other")):
@@ -80,7 +83,7 @@ def account(control_plane: ControlPlane) -> Iterator[Path]:
         for item in policies:
             control_plane.kubectl("delete", item["kind"], item["metadata"]["name"])
         control_plane.kubectl("delete", "clusterrolebinding", "fleetkeeper")
-        control_plane.kubectl("delete", "namespace", space, "team-a", "--wait=false")
+        control_plane.kubectl("delete", "namespace", RELEASE, "team-a", "--wait=false")
 
 
 def apply(
@@ -578,6 +581,23 @@ def test_an_object_that_is_no_child_of_a_service_is_refused(
     said = refusal(control_plane, account, manifest)
     assert "denied request" in said, said
     assert words in said
+
+
+def marks(namespace: str = RELEASE, name: str = "fleetkeeper-wake-marks", **more: Any) -> Manifest:
+    """The ConfigMap of wake marks as the operator creates it."""
+    place = {"namespace": namespace, "name": name}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": place, **more}
+
+
+def test_wake_marks_may_be_created_without_content_and_never_changed(
+    control_plane: ControlPlane, account: Path
+) -> None:
+    written = marks(data={"uid": "7.realtime"})
+    assert refusal(control_plane, account, marks()) == ""
+    for other in (marks("team-a"), marks(name="other"), written, marks(binaryData={"a": ""})):
+        assert "ValidatingAdmissionPolicy" in refusal(control_plane, account, other)
+    apply(control_plane, marks())
+    assert "ValidatingAdmissionPolicy" in refusal(control_plane, account, written)
 
 
 @pytest.mark.promise("admission-policies")
