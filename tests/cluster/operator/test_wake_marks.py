@@ -1,0 +1,148 @@
+"""Wake marks on a real API server: with the rights of the chart, and from the mark to the replica."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from fleetkeeper.adapters.clock import SystemClock
+from fleetkeeper.adapters.keys import new_grant_keys
+from fleetkeeper.adapters.kubernetes.credentials import load_credentials
+from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE
+from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
+from fleetkeeper.common.sleep import Wake
+from fleetkeeper.reconcile.types import Kind
+from fleetkeeper.runtime.queue import KeyedQueue
+from fleetkeeper.runtime.state.cache import Cache
+from fleetkeeper.runtime.state.wake_marks import WakeMarks
+from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
+from fleetkeeper_contract.sleep import GATEWAY_KEY, GATEWAY_VALUE, SleepState, WakeMark
+from fleetkeeper_contract.tiers import Tier
+from fleetkeeper_kube.client import KubernetesClient
+from fleetkeeper_kube.errors import ApiError
+from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.chart.gateway_chart import gateway_values
+from tests.support.chart.helm_chart import only, rendered
+from tests.support.gateway.gateway_world import MARKS, role, until
+from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_world import Live, World, operator_world, service
+
+CONFIG_MAP = CHILDREN[Kind.CONFIG_MAP]
+
+
+@pytest_asyncio.fixture
+async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
+    async with operator_world(control_plane, "operator-marks") as made:
+        yield made
+
+
+def asleep(world: World, number: int) -> Live:
+    """Return the status of a service that sleeps for the `number`th time."""
+    status = (world.fis() or {})["status"]
+    since = "2026-01-01T00:00:00Z"
+    return {**status, "sleep": {"number": number, "state": SleepState.ASLEEP.value, "since": since}}
+
+
+def sleep_of(world: World) -> Live:
+    return ((world.fis() or {}).get("status") or {}).get("sleep") or {}
+
+
+def replicas(world: World) -> object:
+    return (world.get("Deployment", "chat") or {}).get("spec", {}).get("replicas")
+
+
+async def operator_with_marks(world: World) -> OperatorProcess:
+    """Start an operator as a chart with the gateway does."""
+    keys = world.directory / "grant-jwks.json"
+    keys.write_text(new_grant_keys()["jwks.json"])
+    settings = {"FLEETKEEPER_WAKE_MARKS": MARKS, "FLEETKEEPER_GRANT_JWKS_FILE": str(keys)}
+    return await world.operator(env=settings).start().leads()
+
+
+async def mark(world: World, **marks: str) -> None:
+    """Write marks as a gateway does."""
+    await world.patch(CONFIG_MAP, MARKS, {"data": {GATEWAY_KEY: GATEWAY_VALUE, **marks}})
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["while it leads", "while it is down"])
+async def test_a_mark_wakes_its_service(world: World, is_down: bool) -> None:
+    """Also for a new leader. The absent ConfigMap is created once, and nothing is written at rest."""
+    operator = await operator_with_marks(world)
+    await world.until("the ConfigMap", lambda: world.get("ConfigMap", MARKS))
+    await world.create(
+        service(access="Gateway", scaling={"minReplicas": 1, "maxReplicas": 1, "sleep": {}})
+    )
+    await world.ready()
+    await operator.stop()
+    path = INFERENCE_SERVICE.path(world.namespace, "chat", "status")
+    await world.client.request(
+        "PATCH",
+        path,
+        body={"status": asleep(world, 7)},
+        content_type="application/merge-patch+json",
+    )
+    await operator.start().leads()
+    await world.until("asleep", lambda: replicas(world) == 0)
+    await world.quiet()
+    uid = (world.fis() or {})["metadata"]["uid"]
+    since = world.mark()
+    await mark(world, **{uid: "6.realtime", "u-other": "7.realtime"})
+    await world.quiet()
+    assert world.writes(since) == [], "a mark of an earlier sleep, and one of another service"
+    if is_down:
+        await operator.stop()
+    await mark(world, **{uid: "7.realtime"})
+    if is_down:
+        await operator.start().leads()
+    await world.until("awake", lambda: replicas(world) == 1)
+    assert (sleep_of(world)["number"], sleep_of(world).get("tier")) == (7, "realtime")
+    assert await operator.metric("fleetkeeper_wake_marks") == 2
+    await world.delete(CONFIG_MAP, MARKS)
+    await world.until(
+        "created again",
+        lambda: (found := world.get("ConfigMap", MARKS)) is not None and "data" not in found,
+    )
+    assert operator.tracebacks() == []
+
+
+async def test_the_rights_of_the_chart_are_enough_and_allow_no_mark(world: World) -> None:
+    """A namespaced operator has these alone in its own namespace."""
+    user = f"{world.user}-namespaced"
+    objects = rendered(gateway_values("defaults", namespaces=["team-a"]))
+    rules = only(objects, "Role", f"{MARKS}-operator")["rules"]
+    granted = role("Role", "wake-marks", world.namespace, rules, user)
+    manifest = {"apiVersion": "v1", "kind": "List", "items": granted}
+    world.plane.kubectl("apply", "-f", "-", input=json.dumps(manifest))
+    metrics, clock = OperatorMetrics(), SystemClock()
+    async with KubernetesClient(
+        await load_credentials(world.plane.user_kubeconfig(user))
+    ) as client:
+        marks = WakeMarks(
+            world.namespace,
+            MARKS,
+            cache=Cache(now=clock.now, changed=lambda _: None),
+            queue=KeyedQueue(monotonic=clock.monotonic, jitter=clock.jitter),
+            writer=KubernetesWriter(client, fence=lambda: None),
+            metrics=metrics,
+            jitter=clock.jitter,
+        )
+        tasks = [
+            asyncio.create_task(marks.reflector(client).run()),
+            asyncio.create_task(marks.keep()),
+        ]
+        try:
+            await world.until("the ConfigMap", lambda: world.get("ConfigMap", MARKS))
+            await mark(world, u="7.realtime")
+            await until("the mark", lambda: marks.of("u") == Wake(True, WakeMark(7, Tier.REALTIME)))
+        finally:
+            for task in tasks:
+                task.cancel()
+        with pytest.raises(ApiError, match="403"):
+            await client.request("PATCH", CONFIG_MAP.path(world.namespace, MARKS), body={})
+        with pytest.raises(ApiError, match="403"):
+            await client.request("GET", CONFIG_MAP.path(world.namespace))
+    assert metrics.registry.get_sample_value("fleetkeeper_errors_total") is None
