@@ -253,15 +253,13 @@ def report(
                 after.append(answer.ended - ready[0])
         failed = [answer for answer in part if answer.status != 200]
         rows.append([title, str(len(part)), str(len(failed)), *map(_spread, (orders, held, after))])
-    sleeps, wakes = (
-        sum(count(name) for name in names)
-        for count in (replicas.sleeps, lambda name: len(replicas.wakes(name)))
-    )
+    sleeps = sum(replicas.sleeps(name) for name in names)
+    woken = sum(len(replicas.wakes(name)) for name in names)
     took = [ready - created for _, created, ready in starts.ready.values()]
     codes = sorted({f"{a.status} {a.code}" for a in answers if a.status != 200})
     return [
         (
-            f"{sleeps} sleeps and {wakes} wakes of {len(names)} services. A pod starts in {_spread(took)} "
+            f"{sleeps} sleeps and {woken} wakes of {len(names)} services. A pod starts in {_spread(took)} "
             f"(whole seconds). Failed requests: {', '.join(codes) or 'none'}."
         ),
         markdown_table(

@@ -14,6 +14,7 @@ from fleetkeeper_gateway.batch.interfaces import Answer, AnswerTooLarge, NotAnsw
 from fleetkeeper_gateway.batch.model import (
     MAX_ATTEMPTS,
     Attempt,
+    BatchRecord,
     Counts,
     Final,
     Result,
@@ -245,6 +246,7 @@ async def test_a_service_that_sleeps_costs_no_attempt_and_is_woken_by_the_line_t
     sender: ScriptedSender,
 ) -> None:
     now, header = 0.0, None
+    record: BatchRecord | None = None
 
     async def script(_key: str, _model: str, number: int) -> Answer:
         if sender.wakes[-1] is None:
