@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import random
 import sys
 import time
@@ -274,7 +275,7 @@ def _spread(values: list[float]) -> str:
     if not values:
         return "-"
     ordered = sorted(values)
-    return f"{median(ordered):.1f} s ({ordered[int(0.95 * (len(ordered) - 1))]:.1f})"
+    return f"{median(ordered):.1f} s ({ordered[math.ceil(0.95 * len(ordered)) - 1]:.1f})"
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def test_a_wake_that_fails_is_one_warning_and_the_next_one_is_not_called_ready()
     assert failed[-1].type == "Warning"
     silent = replace(world, behaviours={world.engine.template_hash: Behaviour.SILENT})
     world, waking = driven(marked(silent), ("False", "Waking"))
-    assert world.condition("Ready") == ("True", "Waking")
+    assert world.condition("Ready") == ("False", "WakeFailed")
     assert [event.reason for event in waking] == ["Waking", "Scaled"]
 
 
@@ -133,6 +133,7 @@ def test_replicas_that_a_sleeping_service_still_has_are_no_warning() -> None:
     running = replace(world, pods=sleeping_service().pods)
     plan = plan_of(running)
     running = act(running, plan)
-    assert running.condition("Ready") == ASLEEP
+    assert running.condition("Ready") == ("True", "Asleep")
+    assert running.condition("Available") == ("True", "Answering")
     assert plan.events == ()
     assert plan_of(replace(running, pods=(), now=running.now + 60)).events == ()
