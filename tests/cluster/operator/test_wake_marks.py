@@ -14,6 +14,7 @@ from fleetkeeper.adapters.keys import new_grant_keys
 from fleetkeeper.adapters.kubernetes.credentials import load_credentials
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
+from fleetkeeper.api.names import ANNOTATION_WAKE
 from fleetkeeper.common.sleep import Wake
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.runtime.queue import KeyedQueue
@@ -68,9 +69,8 @@ async def mark(world: World, **marks: str) -> None:
     await world.patch(CONFIG_MAP, MARKS, {"data": {GATEWAY_KEY: GATEWAY_VALUE, **marks}})
 
 
-@pytest.mark.parametrize("is_down", [False, True], ids=["while it leads", "while it is down"])
-async def test_a_mark_wakes_its_service(world: World, is_down: bool) -> None:
-    """Also for a new leader. The absent ConfigMap is created once, and nothing is written at rest."""
+async def operator_of_sleeping_service(world: World) -> OperatorProcess:
+    """Start an operator, and let the service `chat` sleep for the 7th time."""
     operator = await operator_with_marks(world)
     await world.until("the ConfigMap", lambda: world.get("ConfigMap", MARKS))
     await world.create(
@@ -88,6 +88,28 @@ async def test_a_mark_wakes_its_service(world: World, is_down: bool) -> None:
     await operator.start().leads()
     await world.until("asleep", lambda: replicas(world) == 0)
     await world.quiet()
+    return operator
+
+
+async def test_the_annotation_with_the_number_wakes_a_service_by_hand(world: World) -> None:
+    operator = await operator_of_sleeping_service(world)
+    since = world.mark()
+    await world.patch(INFERENCE_SERVICE, "chat", annotated("6"))
+    await world.quiet()
+    assert world.writes(since) == [], "the annotation of an earlier sleep"
+    await world.patch(INFERENCE_SERVICE, "chat", annotated("7"))
+    await world.until("awake", lambda: replicas(world) == 1)
+    assert operator.tracebacks() == []
+
+
+def annotated(number: str) -> Live:
+    return {"metadata": {"annotations": {ANNOTATION_WAKE: number}}}
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["while it leads", "while it is down"])
+async def test_a_mark_wakes_its_service(world: World, is_down: bool) -> None:
+    """Also for a new leader. The absent ConfigMap is created once, and nothing is written at rest."""
+    operator = await operator_of_sleeping_service(world)
     uid = (world.fis() or {})["metadata"]["uid"]
     since = world.mark()
     await mark(world, **{uid: "6.realtime", "u-other": "7.realtime"})

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fleetkeeper.api.names import UNWRITTEN_STATUS
+from fleetkeeper.api.names import ANNOTATION_WAKE, UNWRITTEN_STATUS
 from fleetkeeper.common.values import Manifest
 from fleetkeeper_kube.reading import UNREAD, as_map, text, version_of
 
@@ -26,8 +26,8 @@ METADATA: Final = (
     "creationTimestamp",
     "deletionTimestamp",
 )
-"""The metadata fields that decisions need. Labels, annotations, finalizers, owners and managedFields
-may take a megabyte, and no decision needs them."""
+"""The metadata fields that decisions need, beside one annotation. Labels, other annotations, finalizers,
+owners and managedFields may take a megabyte, and no decision needs them."""
 
 
 @dataclass(slots=True)
@@ -61,6 +61,8 @@ def pack_service(live: Mapping[str, Any]) -> ServiceEntry:
         **{name: live[name] for name in ("apiVersion", "kind") if name in live},
         "metadata": {name: meta[name] for name in METADATA if name in meta},
     }
+    if wake := text(as_map(meta.get("annotations")).get(ANNOTATION_WAKE)):
+        kept["metadata"]["annotations"] = {ANNOTATION_WAKE: wake}
     if spec is not None:
         kept["spec"] = {} if why else spec
     if status and status != UNWRITTEN_STATUS and _size(status) <= LARGEST_STATUS_BYTES:

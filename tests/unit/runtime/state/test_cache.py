@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.records import Seen, seen
+from fleetkeeper.api.names import ANNOTATION_WAKE
 from fleetkeeper.reconcile.types import Child, Kind, Pod, Workload
 from fleetkeeper.runtime.queue import Key
 from fleetkeeper.runtime.state.cache import Cache
@@ -248,6 +249,17 @@ def test_a_written_status_is_kept(status: Live) -> None:
 def test_the_default_status_of_the_schema_is_none() -> None:
     """A service that nobody has written to is new, whatever the API server fills in."""
     assert _kept({"observedGeneration": 0}) == {}
+
+
+def test_of_the_annotations_only_the_one_that_wakes_is_kept() -> None:
+    annotations: Live = {ANNOTATION_WAKE: "7", "example.com/a": "x"}
+    for found, kept in (
+        (annotations, {ANNOTATION_WAKE: "7"}),
+        ({ANNOTATION_WAKE: 7}, None),
+        ("text", None),
+    ):
+        live = {"metadata": {"name": "chat", "annotations": found}, "spec": {}}
+        assert pack_service(live).unpack()["metadata"].get("annotations") == kept
 
 
 def _kept(status: Live) -> Any:
