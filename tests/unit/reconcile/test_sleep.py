@@ -240,9 +240,7 @@ def test_a_failed_start_frees_its_accelerators_and_needs_a_new_mark() -> None:
 @pytest.mark.parametrize("failures", range(6))
 def test_the_next_wake_after_failures_waits(failures: int) -> None:
     """1, 2, 5, then 10 minutes."""
-    world = asleep()
-    status = {**world.status, "sleep": {**world.status["sleep"], "failures": failures}}
-    world = marked(replace(world, resource={**world.resource, "status": status}))
+    world = marked(failed(asleep(), failures))
     wait_s = BACKOFF_S[min(failures, 4)]
     since = sleep_of(world).since
     if wait_s:
@@ -255,13 +253,55 @@ def test_the_next_wake_after_failures_waits(failures: int) -> None:
     assert plan.status["sleep"]["state"] == "Waking"
 
 
+def failed(world: World, failures: int) -> World:
+    """Return the world after so many failed starts in a row, the last one just now."""
+    sleep = {**world.status["sleep"], "failures": failures, "message": "it failed"}
+    status = {**world.status, "sleep": sleep}
+    return replace(world, resource={**world.resource, "status": status})
+
+
 def test_a_changed_spec_does_not_wait_for_the_failures_of_another_one() -> None:
-    world = marked(asleep())
-    hash_ = world.engine.template_hash
-    world = settle(replace(world, behaviours={**world.behaviours, hash_: Behaviour.BAD_OPTION}))
-    assert sleep_of(world).failures == 1
-    world = with_spec(marked(world), model={"source": "pvc://models/other"})
+    world = marked(failed(asleep(), 4))
+    world = act(world, plan_of(world))
+    assert sleep_of(world).state is SleepState.ASLEEP
+    world = with_spec(world, model={"source": "pvc://models/other"})
+    world = act(world, plan_of(world))
+    assert sleep_of(world).state is SleepState.WAKING
     assert sleep_of(settle(world)).state is None
+
+
+def test_a_wake_by_hand_does_not_wait_for_earlier_failures() -> None:
+    world = failed(asleep(), 4)
+    metadata = {**world.resource["metadata"], "annotations": {ANNOTATION_WAKE: "1"}}
+    plan = plan_of(replace(world, resource={**world.resource, "metadata": metadata}))
+    assert plan.status is not None
+    assert plan.status["sleep"]["state"] == "Waking"
+
+
+def test_a_mark_before_the_first_pod_is_removed_costs_no_start() -> None:
+    """The pods are ready still, so there is no start to measure."""
+    world = idle(step(going(), SETTLED_S))
+    world = marked(act(world, plan_of(world)))
+    assert sleep_of(world).state is SleepState.ASLEEP
+    pods = world.pods
+    world = settle(replace(act(world, plan_of(world)), idle=NOT_IDLE))
+    assert world.pods == pods
+    assert sleep_of(world) == Sleep(1)
+
+
+def test_it_wakes_until_a_router_is_ready_too() -> None:
+    world = live(marked(asleep()), 15.0)
+    assert sleep_of(world).state is None
+    world = marked(asleep())
+    for _ in range(15):
+        world = act(world, plan_of(world))
+        world = step(world, 1.0)
+        unready = [
+            replace(pod, ready=False) if pod.component == "router" else pod for pod in world.pods
+        ]
+        world = replace(world, pods=tuple(unready))
+    assert world.ready == 1
+    assert sleep_of(act(world, plan_of(world))).state is SleepState.WAKING
 
 
 def test_a_service_that_fails_again_and_again_stays_not_ready() -> None:
