@@ -3,36 +3,66 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from fleetkeeper_contract.sleep import WakeMark, parse_mark
-from fleetkeeper_contract.tiers import Tier
-from fleetkeeper_local.demo import asleep
+from fleetkeeper_local.demo import asleep, inject
+from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import Installation
-from tests.support.node.service_world import says, service_fleet, simulated
+from tests.support.node.service_world import await_operators, says, service_fleet, simulated
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("calm_operator")]
 MARKS = "fleetkeeper-wake-marks"
 
 
-def test_a_request_wakes_a_service_whose_last_replica_is_gone(
-    product: Installation, door: FrontDoor
-) -> None:
-    """The chapter of the demo: it waits until no engine pod is left, and sends one request."""
+@pytest.fixture(scope="module")
+def rare(product: Installation) -> Iterator[Fleet]:
+    """A service of its own, behind the gateway alone."""
     manifest = simulated(access="Gateway", networkPolicy={"preset": "Gateway"})
     with service_fleet(product, manifest) as fleet:
         fleet.await_ready(1)
-        lines = asleep.chapter(door, fleet, print)
-        assert "Ready is True (Asleep)." in lines
-        text = product.cluster.kubectl(
-            *("-n", product.namespace, "get", "configmap", MARKS, "-o", "jsonpath={.data}")
-        )
-        marks = json.loads(text)
-        fleet.until(lambda: "state" not in fleet.status()["sleep"], "awake in its status")
-        sleep = fleet.status()["sleep"]
-        assert parse_mark(marks[fleet.live()["metadata"]["uid"]]) == WakeMark(1, Tier.STANDARD)
-        assert (sleep["number"], len(sleep["startSeconds"])) == (1, 1)
-        assert says(fleet, "releases its replicas", "Asleep")
-        assert says(fleet, "starts its replicas", "Waking")
+        yield fleet
+
+
+def test_a_request_wakes_a_service_whose_last_replica_is_gone(
+    product: Installation, rare: Fleet, door: FrontDoor
+) -> None:
+    """The chapter of the demo: it waits until no engine pod is left, and sends one request."""
+    lines = asleep.chapter(door, rare, print)
+    assert "Ready is True (Asleep)." in lines
+    sleep = awake(rare)
+    assert marks(product)[rare.live()["metadata"]["uid"]] == "1.standard"
+    assert (sleep["number"], len(sleep["startSeconds"])) == (1, 1)
+    assert says(rare, "releases its replicas", "Asleep")
+    assert says(rare, "starts its replicas", "Waking")
+
+
+def test_it_wakes_although_the_mark_and_the_operators_were_lost_while_it_slept(
+    product: Installation, rare: Fleet, door: FrontDoor
+) -> None:
+    """The gateway writes its mark again, and an operator that starts reads it."""
+    asleep.fall_asleep(rare)
+    key = door.create_key("rare", rare.namespace)
+    product.cluster.kubectl("-n", product.namespace, "delete", "configmap", MARKS)
+    inject.kill_operators(product)
+    asleep.ask(door, key, rare.name)
+    assert awake(rare)["number"] == 2
+    assert marks(product)[rare.live()["metadata"]["uid"]] == "2.standard"
+    await_operators(product)
+
+
+def awake(fleet: Fleet) -> dict[str, Any]:
+    """Return status.sleep once it says that the service is awake."""
+    fleet.until(lambda: "state" not in fleet.status()["sleep"], "awake in its status")
+    found: dict[str, Any] = fleet.status()["sleep"]
+    return found
+
+
+def marks(product: Installation) -> dict[str, str]:
+    """Return the wake marks."""
+    where = ("-n", product.namespace, "get", "configmap", MARKS, "-o", "jsonpath={.data}")
+    found: dict[str, str] = json.loads(product.cluster.kubectl(*where))
+    return found

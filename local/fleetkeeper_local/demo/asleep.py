@@ -25,17 +25,15 @@ def chapter(door: FrontDoor, fleet: Fleet, say: Callable[[str], None]) -> list[s
     """
     key = door.create_key(KEY, fleet.namespace)
     began = time.monotonic()
-    sleep = {"afterIdleSeconds": IDLE_S, "minAwakeSeconds": 0}
     say(f"asleep: spec.scaling.sleep.afterIdleSeconds is {IDLE_S}; no request is sent")
-    fleet.change({"replicas": None, "scaling": {"sleep": sleep}})
-    fleet.until(lambda: _is_asleep(fleet), "no replica", NO_PROGRESS_S)
+    fall_asleep(fleet)
     lines = [
         f"Without a request, the last replica was gone after {time.monotonic() - began:.0f} s.",
         f"Ready is {fleet.condition('Ready')['status']} ({fleet.condition('Ready')['reason']}).",
     ]
     say("asleep: no replica is left; one request is sent to the gateway")
     asked = time.monotonic()
-    tries = _ask(door, key, fleet.name)
+    tries = ask(door, key, fleet.name)
     again = "" if tries == 1 else f", at try {tries} after 503 with Retry-After"
     lines.append(
         f"The next request woke the service and was answered after {time.monotonic() - asked:.0f} s{again}."
@@ -46,12 +44,19 @@ def chapter(door: FrontDoor, fleet: Fleet, say: Callable[[str], None]) -> list[s
     return lines
 
 
+def fall_asleep(fleet: Fleet) -> None:
+    """Let a service sleep, and return when its last replica is gone."""
+    sleep = {"afterIdleSeconds": IDLE_S, "minAwakeSeconds": 0}
+    fleet.change({"replicas": None, "scaling": {"sleep": sleep}})
+    fleet.until(lambda: _is_asleep(fleet), "no replica", NO_PROGRESS_S)
+
+
 def _is_asleep(fleet: Fleet) -> bool:
     state = (fleet.status().get("sleep") or {}).get("state")
     return state == "Asleep" and not fleet.pods(ENGINE)
 
 
-def _ask(door: FrontDoor, key: str, model: str) -> int:
+def ask(door: FrontDoor, key: str, model: str) -> int:
     """Send a request until it is answered, as a client that follows Retry-After; return the tries."""
     for number in range(1, TRIES + 1):
         answer = door.complete(key, model)
