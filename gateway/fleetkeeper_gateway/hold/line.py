@@ -170,12 +170,17 @@ class Line:
         for waiter in [waiter for waiter in self.trying if now - waiter.connected_at >= PERIOD_S]:
             self.accepted(waiter, now)
         self._expire(now)
-        sleep = service.sleep
-        is_undecided = sleep is not None and sleep.state is SleepState.GOING_TO_SLEEP
-        if now >= self._pause_until and not (is_undecided and age_s < DECISION_S):
+        if now >= self._pause_until and not self._is_undecided(service, now):
             self._let_try()
         due = [waiter.connected_at + PERIOD_S for waiter in self.trying] + [self._pause_until]
         return min([PERIOD_S, *(at - now for at in due if at > now)])
+
+    def _is_undecided(self, service: Service, now: float) -> bool:
+        """Return whether the operator still has time to end or complete the step to sleep."""
+        sleep, first = service.sleep, next(iter(self.waiters), None)
+        if sleep is None or sleep.state is not SleepState.GOING_TO_SLEEP or first is None:
+            return False
+        return now - first.joined < DECISION_S
 
     def _compare(self, service: Service, now: float) -> None:
         """End what a change of the service ends."""

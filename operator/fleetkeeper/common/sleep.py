@@ -24,7 +24,7 @@ class Sleep:
     number: int = 0
     state: SleepState | None = None
     since: float = 0.0
-    """Time of the last change of the state."""
+    """Time of the last change of the state, also to awake."""
     tier: Tier | None = None
     """While it wakes: the most urgent tier that waits."""
     failures: int = 0

@@ -25,7 +25,7 @@ SETTLED_S: Final = 6.0
 """The time in which gateways see that a service goes to sleep. Only pods read later show that no request came.
 One second is lost by the status's whole seconds, and up to two by a read that is dated at its end."""
 ASK_AGAIN_S: Final = 1.0
-"""The requeue interval while a service goes to sleep: a new read of its pods causes no event."""
+"""The requeue interval while a new read of the pods is due, which causes no event."""
 BACKOFF_S: Final = (0.0, 60.0, 120.0, 300.0, 600.0)
 """The time from a failed start to the next wake, by the number of failures in a row."""
 
@@ -51,7 +51,7 @@ def decide_sleep(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> SleepDe
         return SleepDecision(before)
     why_awake = _why_never(inputs, spec)
     if why_awake is not None or spec.replicas is not None:
-        return SleepDecision(_awake(before, message=why_awake or ""))
+        return SleepDecision(_awake(before, inputs.now, message=why_awake or ""))
     if before.state is None:
         return _while_awake(inputs, spec, replace(before, message=""))
     if before.state is SleepState.GOING_TO_SLEEP:
@@ -80,8 +80,11 @@ def _while_awake(
         return SleepDecision(before)
     if not _is_settled(inputs):
         return SleepDecision(before)
+    if snapshot.idle.read_at < before.since + SETTLED_S:
+        # A request that a gateway held has not reached the pods that were read before.
+        return SleepDecision(before, max(ASK_AGAIN_S, before.since + SETTLED_S - inputs.now))
     ready_since = min(pod.ready_since or inputs.now for pod in inputs.facts.engine_pods)
-    left_s = ready_since + settings.min_awake_seconds - inputs.now
+    left_s = max(ready_since, before.since) + settings.min_awake_seconds - inputs.now
     if left_s > 0:
         return SleepDecision(before, left_s)
     going = _next(before, SleepState.GOING_TO_SLEEP, inputs.now, number=before.number + 1)
@@ -92,7 +95,7 @@ def _while_going(inputs: ReconcileInputs, before: Sleep) -> SleepDecision:
     snapshot = inputs.snapshot
     is_certain = snapshot.idle.is_idle and snapshot.wake.can_wake and _is_settled(inputs)
     if not is_certain or _mark_of(inputs, before) is not None:
-        return SleepDecision(_awake(before))
+        return SleepDecision(_awake(before, inputs.now))
     if snapshot.idle.read_at < before.since + SETTLED_S:
         return SleepDecision(before, ASK_AGAIN_S)
     return SleepDecision(_next(before, SleepState.ASLEEP, inputs.now))
@@ -117,7 +120,7 @@ def _while_waking(
 ) -> SleepDecision:
     facts = inputs.facts
     if _is_available(facts, spec):
-        return SleepDecision(_awake(_with_start(facts, before, inputs.now)))
+        return SleepDecision(_awake(_with_start(facts, before, inputs.now), inputs.now))
     failure, again = decide_failure(
         facts.engine_pods,
         inputs.diagnosis.current_problems,
@@ -182,6 +185,7 @@ def _next(before: Sleep, state: SleepState, now: float, number: int | None = Non
     )
 
 
-def _awake(before: Sleep, message: str = "") -> Sleep:
+def _awake(before: Sleep, now: float, message: str = "") -> Sleep:
     """Return the sleep of a service that is awake. The number stays: a mark of it must not count again."""
-    return Sleep(before.number, message=message, start_seconds=before.start_seconds)
+    since = before.since if before.state is None else float(int(now))
+    return Sleep(before.number, since=since, message=message, start_seconds=before.start_seconds)

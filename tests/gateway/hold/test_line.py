@@ -155,6 +155,18 @@ async def test_nothing_is_tried_while_the_operator_decides(waits: Waits) -> None
     assert waits.step(DECISION_S * 0.02) == [first]
 
 
+async def test_an_operator_that_decides_again_and_again_stops_no_request(waits: Waits) -> None:
+    """Each step to sleep has a new number. The time of the request counts, not that of the state."""
+    first = waits.join()
+    for number in range(1, 11):
+        waits.become(service(sleep=asleep(state="GoingToSleep", number=number)))
+        tried = waits.step(DECISION_S / 8)
+        if tried:
+            break
+    assert tried == [first]
+    assert number == 8
+
+
 async def test_a_service_that_stays_awake_gets_its_requests_at_once(waits: Waits) -> None:
     waits.become(service(sleep=asleep(state="GoingToSleep")))
     first = waits.join()
