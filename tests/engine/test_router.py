@@ -61,7 +61,11 @@ def test_an_answer_is_the_same_through_the_router(
 
 
 def sent(url: str, body: bytes) -> tuple[int, str | None, list[Any]]:
-    """Return the status, the type and the frames of an answer, without what differs each time."""
+    """Return the status, the type and the frames of an answer, without what differs each time.
+
+    How many tokens are in a frame differs too: it depends on when vLLM's processes run. So successive frames with
+    text are one.
+    """
     headers = {"Content-Type": "application/json"}
     response = requests.post(url, data=body, headers=headers, timeout=TIMEOUT_S)
     frames = [
@@ -72,4 +76,26 @@ def sent(url: str, body: bytes) -> tuple[int, str | None, list[Any]]:
     for frame in frames:
         for name in ("id", "created"):
             frame.pop(name, None)
-    return response.status_code, response.headers.get("Content-Type"), frames
+    return response.status_code, response.headers.get("Content-Type"), merged(frames)
+
+
+def merged(frames: list[Any]) -> list[Any]:
+    """Return the frames, each with the text of those that follow it and differ in text and usage alone."""
+    found: list[Any] = []
+    for frame in frames:
+        text = text_of(frame)
+        before = text_of(found[-1]) if found else None
+        if text is None or before is None:
+            found.append(frame)
+            continue
+        frame["choices"][0]["delta"]["content"] = before + text
+        found[-1] = frame
+    return found
+
+
+def text_of(frame: Any) -> str | None:
+    """Return the text of a chat's frame that has nothing else; None for any other."""
+    choices = frame.get("choices") if isinstance(frame, dict) else None
+    if not choices or choices[0].get("delta", {}).keys() != {"content"}:
+        return None
+    return str(choices[0]["delta"]["content"])

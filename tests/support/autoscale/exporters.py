@@ -40,7 +40,8 @@ STATUS = {
     "conditions": [
         {"type": kind, "status": "True", "reason": REASONS.get(kind, Reason.GPU_BUDGET)}
         for kind in MAIN
-    ]
+    ],
+    "sleep": {"number": 1},
 }
 SWITCHES = {"supported": True, "instrumentation_disabled": False, "own_rule_closed": False}
 
