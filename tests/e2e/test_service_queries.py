@@ -36,6 +36,7 @@ RARE: Final = {
     "fleetkeeper_defects_total": "has a series after the first defect",
     "fleetkeeper_digest_mismatches_total": "has a series after the first apply that admission changed",
     "fleetkeeper_errors_total": "has a series after the first failed request to the API",
+    "fleetkeeper_service_failed_wakes": "has a series once a service went to sleep",
     "fleetkeeper_namespace_unreadable": "only if the operator serves a list of namespaces",
     "fleetkeeper_unreadable_objects": "has a series while an object cannot be read",
 }
