@@ -20,8 +20,6 @@ GATEWAY_KEY: Final = "gateway"
 GATEWAY_VALUE: Final = "holds"
 MAX_MARKS: Final = 4096
 """Maximum number of marks in the ConfigMap."""
-WAKE_ANNOTATION: Final = "fleetkeeper.io/wake"
-"""Annotation of an InferenceService that wakes it by hand. The value is the number of the sleep to end."""
 WAKE_HEADER: Final = "X-Fleetkeeper-Wake"
 """Header of a batch request that wakes its service: its deadline is near, or its service always wakes."""
 MAX_NUMBER: Final = 1_000_000_000
@@ -39,7 +37,7 @@ class SleepState(StrEnum):
 
 
 class WakeMark(NamedTuple):
-    """The wish to end one sleep of a service."""
+    """The request of a gateway to end one sleep of a service."""
 
     number: int
     """Number of the sleep."""

@@ -10,8 +10,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from fleetkeeper_contract.sleep import WAKE_ANNOTATION
-
 GROUP: Final = "fleetkeeper.io"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
@@ -38,7 +36,8 @@ LABEL_SIMULATED: Final = "fleetkeeper.io/simulated"
 
 ANNOTATION_TEMPLATE_HASH: Final = "fleetkeeper.io/template-hash"
 """The hash of the engine's pod template without this annotation."""
-ANNOTATION_WAKE: Final = WAKE_ANNOTATION
+ANNOTATION_WAKE: Final = "fleetkeeper.io/wake"
+"""The annotation that wakes a service by hand. Its value is the number of the sleep to end."""
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """A Kubernetes annotation: a scale-down removes the pod with the lowest cost first."""
 

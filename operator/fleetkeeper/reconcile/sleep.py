@@ -119,7 +119,7 @@ def _while_waking(
     inputs: ReconcileInputs, spec: InferenceServiceSpec, before: Sleep
 ) -> SleepDecision:
     facts = inputs.facts
-    if _is_available(facts, spec):
+    if facts.are_available(has_router=spec.routing.policy is not RoutingPolicy.NONE):
         return SleepDecision(_awake(_with_start(facts, before, inputs.now), inputs.now))
     failure, again = decide_failure(
         facts.engine_pods,
@@ -145,11 +145,6 @@ def _is_settled(inputs: ReconcileInputs) -> bool:
         and len(pods) == len(facts.engine_pods) == facts.live_replicas
         and all(pod.ready for pod in pods)
     )
-
-
-def _is_available(facts: Facts, spec: InferenceServiceSpec) -> bool:
-    has_router = spec.routing.policy is not RoutingPolicy.NONE
-    return facts.ready_replicas > 0 and (not has_router or facts.ready_routers > 0)
 
 
 def _with_start(facts: Facts, before: Sleep, now: float) -> Sleep:

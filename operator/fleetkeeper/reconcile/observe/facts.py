@@ -49,6 +49,10 @@ class Facts:
         """Return the live `spec.replicas` of the engine Deployment, None if there is none."""
         return self.engine.desired_replicas if self.engine else None
 
+    def are_available(self, *, has_router: bool) -> bool:
+        """Return True if an engine pod is ready and, with a router, a router pod too."""
+        return self.ready_replicas > 0 and (not has_router or self.ready_routers > 0)
+
     def pods_of(self, revision: Revision | None) -> tuple[Pod, ...]:
         """Return the engine pods of one revision, none for None."""
         if revision is None:

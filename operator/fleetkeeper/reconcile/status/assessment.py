@@ -109,9 +109,7 @@ class Assessment:
     @property
     def is_available(self) -> bool:
         """Return True if an engine pod is ready and, with a router, a router pod too."""
-        return self.facts.ready_replicas > 0 and (
-            not self.has_router or self.facts.ready_routers > 0
-        )
+        return self.facts.are_available(has_router=self.has_router)
 
     @property
     def target_hash(self) -> str:

@@ -52,7 +52,7 @@ class Writer:
                 await self.asked.wait()
 
 
-class Scene:
+class World:
     """Two services with the UIDs `u-chat` and `u-code`, and their marks."""
 
     def __init__(self) -> None:
@@ -97,35 +97,35 @@ def config_map(data: object = None, **more: Any) -> Live:
 
 
 async def test_a_mark_queues_its_service_first_and_once() -> None:
-    scene = Scene()
-    scene.put(HOLDS)
-    await scene.queued()
-    scene.queue.add(CHAT, Urgency.RESYNC)
-    scene.put({**HOLDS, "u-code": "7.realtime", "u-other": "1.batch"})
-    assert await scene.queued() == [CODE, CHAT]
-    assert scene.marks.of("u-code") == Wake(can_wake=True, mark=MARK)
-    assert scene.marks.of("u-chat") == Wake(can_wake=True)
-    scene.put({**HOLDS, "u-code": "7.realtime", "u-other": "1.standard"})
-    assert await scene.queued() == []
-    scene.put({**HOLDS, "u-code": "8.standard"})
-    assert await scene.queued() == [CODE]
-    assert scene.marks.of("u-code").mark == WakeMark(8, Tier.STANDARD)
-    assert scene.count == 1
-    scene.put(HOLDS)
-    assert await scene.queued() == [], "a mark that is gone wakes no service"
-    assert (scene.marks.of("u-code").mark, scene.count) == (None, 0)
+    world = World()
+    world.put(HOLDS)
+    await world.queued()
+    world.queue.add(CHAT, Urgency.RESYNC)
+    world.put({**HOLDS, "u-code": "7.realtime", "u-other": "1.batch"})
+    assert await world.queued() == [CODE, CHAT]
+    assert world.marks.of("u-code") == Wake(can_wake=True, mark=MARK)
+    assert world.marks.of("u-chat") == Wake(can_wake=True)
+    world.put({**HOLDS, "u-code": "7.realtime", "u-other": "1.standard"})
+    assert await world.queued() == []
+    world.put({**HOLDS, "u-code": "8.standard"})
+    assert await world.queued() == [CODE]
+    assert world.marks.of("u-code").mark == WakeMark(8, Tier.STANDARD)
+    assert world.count == 1
+    world.put(HOLDS)
+    assert await world.queued() == [], "a mark that is gone wakes no service"
+    assert (world.marks.of("u-code").mark, world.count) == (None, 0)
 
 
 async def test_no_service_sleeps_until_a_gateway_says_that_it_holds() -> None:
     """Then every service may: those that are idle already are not queued by anything else."""
-    scene = Scene()
-    assert scene.marks.of("u-chat") == NO_WAKE
-    scene.put({"u-chat": "7.realtime"})
-    assert scene.marks.of("u-chat") == Wake(can_wake=False, mark=MARK)
-    assert await scene.queued() == [CHAT]
-    scene.put(HOLDS)
-    assert scene.marks.of("u-code") == Wake(can_wake=True)
-    assert await scene.queued() == [CHAT, CODE]
+    world = World()
+    assert world.marks.of("u-chat") == NO_WAKE
+    world.put({"u-chat": "7.realtime"})
+    assert world.marks.of("u-chat") == Wake(can_wake=False, mark=MARK)
+    assert await world.queued() == [CHAT]
+    world.put(HOLDS)
+    assert world.marks.of("u-code") == Wake(can_wake=True)
+    assert await world.queued() == [CHAT, CODE]
 
 
 @pytest.mark.parametrize(
@@ -150,25 +150,25 @@ async def test_no_service_sleeps_until_a_gateway_says_that_it_holds() -> None:
 )
 async def test_what_is_no_mark_is_ignored(data: object) -> None:
     """Any client with the right to write the ConfigMap decides what it holds."""
-    scene = Scene()
-    scene.put({**HOLDS, "u-code": "6.realtime"})
-    await scene.queued()
-    scene.put(data)
-    assert scene.marks.of("u-code").mark is None
-    assert await scene.queued() == []
-    scene.put({**(data if isinstance(data, dict) else {}), "u-chat": "7.realtime"})
-    assert scene.marks.of("u-chat").mark == MARK
-    assert CHAT in await scene.queued()
+    world = World()
+    world.put({**HOLDS, "u-code": "6.realtime"})
+    await world.queued()
+    world.put(data)
+    assert world.marks.of("u-code").mark is None
+    assert await world.queued() == []
+    world.put({**(data if isinstance(data, dict) else {}), "u-chat": "7.realtime"})
+    assert world.marks.of("u-chat").mark == MARK
+    assert CHAT in await world.queued()
 
 
 async def test_marks_that_cannot_be_read_stay_and_let_no_service_sleep() -> None:
     """JSON of a ConfigMap within the server's limit can be larger than we take."""
-    scene = Scene()
-    scene.put({**HOLDS, "u-code": "7.realtime"})
-    scene.put({}, **{"fleetkeeper.io/unread": "too large"})
-    assert scene.marks.of("u-code") == Wake(can_wake=False, mark=MARK)
-    scene.put(HOLDS)
-    assert scene.marks.of("u-code") == Wake(can_wake=True)
+    world = World()
+    world.put({**HOLDS, "u-code": "7.realtime"})
+    world.put({}, **{"fleetkeeper.io/unread": "too large"})
+    assert world.marks.of("u-code") == Wake(can_wake=False, mark=MARK)
+    world.put(HOLDS)
+    assert world.marks.of("u-code") == Wake(can_wake=True)
 
 
 # -- with a server ------------------------------------------------------------------------------------
@@ -176,14 +176,14 @@ async def test_marks_that_cannot_be_read_stay_and_let_no_service_sleep() -> None
 
 @asynccontextmanager
 async def running(
-    scene: Scene, server: ListWatchServer, *, leads: bool = True
+    world: World, server: ListWatchServer, *, leads: bool = True
 ) -> AsyncIterator[None]:
     """Watch the ConfigMap of this server, and create it while this process leads."""
     async with KubernetesClient(server.credentials) as client:
-        reflector = scene.marks.reflector(client)
+        reflector = world.marks.reflector(client)
         tasks = [asyncio.create_task(reflector.run())]
         if leads:
-            tasks.append(asyncio.create_task(scene.marks.keep()))
+            tasks.append(asyncio.create_task(world.marks.keep()))
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await reflector.settled.wait()
@@ -197,71 +197,71 @@ async def running(
 
 
 async def test_only_the_one_config_map_counts() -> None:
-    scene = Scene()
+    world = World()
     async with ListWatchServer() as server:
         await server.put({**thing("other"), "data": {**HOLDS, "u-code": "7.realtime"}})
         await server.put(config_map({**HOLDS, "u-chat": "7.realtime"}))
-        async with running(scene, server):
-            assert scene.marks.of("u-chat") == Wake(can_wake=True, mark=MARK)
-            assert scene.marks.of("u-code") == Wake(can_wake=True)
-    assert scene.writer.created == []
+        async with running(world, server):
+            assert world.marks.of("u-chat") == Wake(can_wake=True, mark=MARK)
+            assert world.marks.of("u-code") == Wake(can_wake=True)
+    assert world.writer.created == []
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
 async def test_during_an_outage_marks_stay_and_no_service_goes_to_sleep(status: int) -> None:
-    scene = Scene()
+    world = World()
     async with ListWatchServer() as server:
         await server.put(config_map({**HOLDS, "u-code": "7.realtime"}))
-        async with running(scene, server):
+        async with running(world, server):
             server.list_status = server.watch_status = status
             await server.cut()
-            await server.until(lambda: scene.marks.of("u-code") == Wake(can_wake=False, mark=MARK))
-            await scene.queued()
+            await server.until(lambda: world.marks.of("u-code") == Wake(can_wake=False, mark=MARK))
+            await world.queued()
             server.list_status = server.watch_status = 200
             await server.put(config_map({**HOLDS, "u-code": "7.realtime", "u-chat": "1.batch"}))
             async with asyncio.timeout(PATIENCE_S):
-                assert await scene.queue.get() == CHAT
-            await server.until(lambda: scene.marks.of("u-code") == Wake(can_wake=True, mark=MARK))
-    assert scene.writer.created == [], "what cannot be read is not absent"
+                assert await world.queue.get() == CHAT
+            await server.until(lambda: world.marks.of("u-code") == Wake(can_wake=True, mark=MARK))
+    assert world.writer.created == [], "what cannot be read is not absent"
 
 
 async def test_a_config_map_that_cannot_be_read_at_the_start_delays_nothing() -> None:
-    scene = Scene()
+    world = World()
     async with ListWatchServer() as server:
         server.list_status = 403
-        async with running(scene, server):
-            assert scene.marks.of("u-code") == NO_WAKE
+        async with running(world, server):
+            assert world.marks.of("u-code") == NO_WAKE
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["from the start", "later"])
 async def test_an_absent_config_map_is_created_empty_and_marks_are_gone(is_late: bool) -> None:
-    scene = Scene()
+    world = World()
     async with ListWatchServer() as server:
         if is_late:
             await server.put(config_map({**HOLDS, "u-code": "7.realtime"}))
-        async with running(scene, server):
+        async with running(world, server):
             if is_late:
                 await server.until(lambda: server.watches == 1)
                 await server.remove(NAME)
-            await scene.writer.until(1)
-            assert scene.marks.of("u-code") == NO_WAKE
-            await scene.queued()
+            await world.writer.until(1)
+            assert world.marks.of("u-code") == NO_WAKE
+            await world.queued()
             await server.put(config_map(HOLDS))
             async with asyncio.timeout(PATIENCE_S):
-                assert await scene.queue.get() == CHAT
-            assert scene.marks.of("u-code") == Wake(can_wake=True)
+                assert await world.queue.get() == CHAT
+            assert world.marks.of("u-code") == Wake(can_wake=True)
     manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}}
-    assert scene.writer.created == [("/api/v1/namespaces/fleet/configmaps", manifest)]
+    assert world.writer.created == [("/api/v1/namespaces/fleet/configmaps", manifest)]
 
 
 async def test_a_refused_creation_is_tried_again_and_not_by_a_standby() -> None:
-    scene = Scene()
-    scene.writer.answers = [ApiError(403, "Forbidden", "no"), ApiError(0, "Timeout", "slow")]
+    world = World()
+    world.writer.answers = [ApiError(403, "Forbidden", "no"), ApiError(0, "Timeout", "slow")]
     async with ListWatchServer() as server:
-        async with running(scene, server, leads=False):
+        async with running(world, server, leads=False):
             await server.until(lambda: server.watches == 1)
-            assert scene.writer.created == []
-        async with running(scene, server):
-            await scene.writer.until(3)
-    errors = scene.metrics.registry.get_sample_value
+            assert world.writer.created == []
+        async with running(world, server):
+            await world.writer.until(3)
+    errors = world.metrics.registry.get_sample_value
     assert errors("fleetkeeper_errors_total", {"reason": "Forbidden"}) == 1
