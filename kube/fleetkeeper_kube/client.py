@@ -85,6 +85,7 @@ class KubernetesClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             # Otherwise aiohttp reads ~/.netrc and the environment for every request, each in a thread.
             trust_env=False,
+            response_class=_Response,
         )
         return self
 
@@ -328,7 +329,7 @@ class KubernetesClient:
                 yield response
             finally:
                 if not response.content.at_eof():
-                    _abort(response)
+                    response.close()
 
 
 async def _failure(response: aiohttp.ClientResponse) -> ApiError:
@@ -337,22 +338,26 @@ async def _failure(response: aiohttp.ClientResponse) -> ApiError:
     return parse_failure(response.status, body, response.headers.get("Retry-After"))
 
 
-def _abort(response: aiohttp.ClientResponse) -> None:
-    """Close the connection of a response that was not read to its end.
-
-    A watch has no end. An orderly end of TLS would wait for the server, beyond the end of the loop.
-    """
-    connection = response.connection
-    if connection is not None and connection.transport is not None:
-        connection.transport.abort()
-
-
 def _is_overload(problem: ApiError) -> bool:
     """Return whether the API server itself asked for fewer requests.
 
     A 429 from a webhook concerns one object and must not pause the requests for all others.
     """
     return problem.status == 429 and not problem.is_from_admission
+
+
+class _Response(aiohttp.ClientResponse):
+    """A response whose connection is aborted if it is closed before its end, or while it is waited for.
+
+    A watch has no end. An orderly end of TLS would wait for the server, beyond the end of the loop.
+    """
+
+    def close(self) -> None:
+        """Abort the connection."""
+        connection = self.connection
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
+        super().close()
 
 
 class _StaleConnection(Exception):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
 
+import psutil
 import pytest
 from aiohttp import web
 
@@ -12,6 +14,7 @@ from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.credentials import Credentials
 from fleetkeeper_kube.errors import ApiError, BrokenAnswer
 from fleetkeeper_kube.resource import Resource
+from fleetkeeper_local.control_plane.pki import Authority
 from tests.support.plane.loopback_api import served
 
 THING = Resource("Thing", "things", "v1", "example.com")
@@ -229,3 +232,35 @@ async def test_credentials_that_cannot_be_read_are_a_failure_of_the_request(
         with pytest.raises(ApiError, match="NoCredentials") as caught:
             await client.request("GET", "/x")
     assert caught.value.is_transient
+
+
+async def test_a_request_that_is_cancelled_leaves_no_connection_to_a_server_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    """An orderly end of TLS waits for the server: half a minute, and beyond the end of the loop."""
+    authority = Authority(tmp_path, "ca").ensure()
+    issued = authority.issue("server", "api", hosts=("127.0.0.1",), server=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(issued.certificate, issued.key)
+    asked = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        asked.set()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    credentials = Credentials(f"https://127.0.0.1:{port}", ca_file=authority.certificate)
+    async with server:
+        async with KubernetesClient(credentials) as client:
+            request = asyncio.create_task(client.request("GET", "/x"))
+            await asked.wait()
+            request.cancel()
+            await asyncio.wait([request])
+        await asyncio.sleep(0)  # transports close their sockets one round later
+        left = psutil.Process().net_connections("tcp")
+        writers[0].transport.abort()
+    assert [one for one in left if one.raddr and one.raddr.port == port] == []
