@@ -20,7 +20,7 @@ from fleetkeeper.fleet.view import views_of
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.common.paths import REPOSITORY, data_dir
 from fleetkeeper_local.common.report import say
-from fleetkeeper_local.demo import asleep, front_door, waiting_work
+from fleetkeeper_local.demo import asleep, front_door, swap, waiting_work
 from fleetkeeper_local.demo.cluster import Cluster, on_path
 from fleetkeeper_local.demo.figure import Run, draw
 from fleetkeeper_local.demo.fleet import Fleet
@@ -241,9 +241,11 @@ def _front_door(stage: Stage, fleet: Fleet, base_url: str) -> list[str]:
             *front_door.chapter(door, fleet.namespace, fleet.name, say),
         ]
         slept = asleep.chapter(door, fleet, say)
+        swapped = swap.chapter(door, fleet, say)
     return [
         *("The gateway", "", *(f"  {line}" for line in lines), ""),
         *("Asleep", "", *(f"  {line}" for line in slept), ""),
+        *("Swap", "", *(f"  {line}" for line in swapped), ""),
     ]
 
 
