@@ -34,6 +34,8 @@ class SleepState(StrEnum):
     """The pods still run. Gateways hold requests and mark."""
     ASLEEP = "Asleep"
     WAKING = "Waking"
+    SWAPPING = "Swapping"
+    """The only replica is replaced. Gateways hold requests that no replica takes."""
 
 
 class WakeMark(NamedTuple):
