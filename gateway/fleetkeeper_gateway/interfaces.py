@@ -18,7 +18,7 @@ from fleetkeeper_contract.tiers import Tier
 
 @dataclass(frozen=True, slots=True)
 class Sleeping:
-    """The sleep of a service that is not awake, from its status."""
+    """The sleep of a service that is not awake, or the swap of its only replica, from its status."""
 
     number: int
     """Number of the sleep, which a wake mark names."""
@@ -27,6 +27,11 @@ class Sleeping:
     """Failed starts in a row."""
     starts: tuple[int, ...] = ()
     """Durations of the last starts in seconds."""
+
+    @property
+    def ends_by_mark(self) -> bool:
+        """Return True if a wake mark ends the state. The operator alone ends the other states."""
+        return self.state in {SleepState.GOING_TO_SLEEP, SleepState.ASLEEP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Service:
     """True if spec.access is Gateway."""
     state: str
     """Short state to display, from the status: Ready, Starting, Suspended, Degraded, Unavailable, Asleep,
-    Waking, Unknown."""
+    Waking, Swapping, Unknown."""
     ready: bool
     """True while at least one replica accepts requests."""
     created: int

@@ -22,7 +22,7 @@ from fleetkeeper_contract.batch_metrics import (
 LINES: Final = Counter(
     "fleetkeeper_gateway_batch_lines_total",
     "Attempts at lines by outcome: ok and error are results; failed attempts, refused ones (refused: by the "
-    "service; key_refused: because of the key; asleep: because the service sleeps) and those whose input could not "
+    "service; key_refused: because of the key; asleep: because the service sleeps or swaps) and those whose input could not "
     "be read (unread) or that a shutdown or a lack of memory ended (stopped) are made again.",
     ("outcome",),
 )

@@ -1,4 +1,4 @@
-"""Requests for services that sleep: held until a replica takes them, while a wake mark asks for one."""
+"""Requests for services that sleep or swap: held until a replica takes them, while a wake mark asks for one."""
 
 from fleetkeeper_gateway.hold.hold import Hold, create_hold
 from fleetkeeper_gateway.hold.settings import HoldSettings

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from fleetkeeper_contract.sleep import SleepState
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.hold import metrics
 from fleetkeeper_gateway.hold.budget import OVERHEAD_BYTES, HoldBudget
@@ -45,7 +46,7 @@ class Hold:
         total_bytes: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the parts; `run` serves the lines. Without `marks` nothing wakes, so nothing is held."""
+        """Take the parts; `run` serves the lines. Without `marks` nothing is held that only a mark wakes."""
         self.holding: set[str] = set()
         """Services (NAMESPACE/NAME) whose further requests go behind the held ones."""
         self._services = services
@@ -71,7 +72,10 @@ class Hold:
         """Return the refusal of a request that is never held, and mark its service if it `wakes`."""
         if wakes:
             self._want(service, Tier.BATCH)
-        return self._refused("service_asleep", f"{service.path} sleeps.", service)
+        why = f"{service.path} sleeps."
+        if service.sleep is not None and service.sleep.state is SleepState.SWAPPING:
+            why = f"The only replica of {service.path} is being replaced."
+        return self._refused("service_asleep", why, service)
 
     def place(
         self, service: Service, tier: Tier, tenant: Hashable, model: str, size: int
@@ -81,7 +85,7 @@ class Hold:
         Raises:
             HoldRefused: if it cannot be held.
         """
-        if self._marks is None:
+        if self._marks is None and service.sleep is not None and service.sleep.ends_by_mark:
             raise self.refusal(service)
         if self._is_draining:
             raise HoldRefused(*DRAINING)

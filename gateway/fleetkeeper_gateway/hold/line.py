@@ -204,7 +204,7 @@ class Line:
 
     def _expire(self, now: float) -> None:
         expired = itertools.takewhile(lambda waiter: waiter.deadline <= now, self.waiters)
-        why = f"{self.path} takes no request yet. It was asleep, and starts."
+        why = f"No replica of {self.path} took the request in time."
         for waiter in [waiter for waiter in expired if waiter.is_waiting]:
             self._end(waiter, HoldRefused("service_waking", why, self._retry_s), now)
 

@@ -18,7 +18,6 @@ from fleetkeeper_contract.sleep import (
     GATEWAY_KEY,
     GATEWAY_VALUE,
     MAX_MARKS,
-    SleepState,
     WakeMark,
     format_mark,
     parse_mark,
@@ -87,7 +86,7 @@ class WakeMarks:
         Requests that wait ask repeatedly, so a mark that was deleted is written again.
         """
         sleep = service.sleep
-        if sleep is None or sleep.state is SleepState.WAKING:
+        if sleep is None or not sleep.ends_by_mark:
             return
         mark = WakeMark(sleep.number, tier)
         wanted = self._wanted.get(service.uid)
@@ -219,7 +218,7 @@ class WakeMarks:
             and now.uid == service.uid
             and now.sleep is not None
             and now.sleep.number == mark.number
-            and now.sleep.state is not SleepState.WAKING
+            and now.sleep.ends_by_mark
         )
 
     def _stands(self, uid: str, mark: WakeMark) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 HELD = Gauge(
-    "fleetkeeper_gateway_held_requests", "Requests that wait for a service that sleeps or wakes."
+    "fleetkeeper_gateway_held_requests",
+    "Requests that wait for a service that sleeps, wakes or swaps.",
 )
 HELD_BYTES = Gauge(
     "fleetkeeper_gateway_held_bytes", "Bytes of held requests, each with 16 KiB beside its body."

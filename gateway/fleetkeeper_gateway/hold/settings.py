@@ -13,12 +13,12 @@ class HoldSettings(KubernetesSettings):
     wake_marks: str = Field(
         "",
         pattern="^([a-z0-9-]+/[a-z0-9.-]+)?$",
-        description="ConfigMap of the wake marks, NAMESPACE/NAME. Empty: no service is woken, and requests for one that sleeps get 503 at once.",
+        description="ConfigMap of the wake marks, NAMESPACE/NAME. Empty: no service is woken, and requests for one that sleeps get 503 at once. Swaps need no mark.",
     )
     hold_seconds: float = Field(
         55,
         gt=0,
-        description="Maximum time that a request waits for a service that sleeps or wakes. Proxies before the gateway must wait longer.",
+        description="Maximum time that a request waits for a service that sleeps, wakes or swaps. Proxies before the gateway must wait longer.",
     )
     hold_bytes: int = Field(
         67_108_864,

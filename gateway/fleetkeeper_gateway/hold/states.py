@@ -45,5 +45,5 @@ def retry_after_s(sleep: Sleeping | None, age_s: float) -> int:
     start_s = start_p90_s(sleep.starts)
     if start_s is None:
         return _UNKNOWN_START_S
-    passed_s = age_s if sleep.state is SleepState.WAKING else 0.0
+    passed_s = 0.0 if sleep.ends_by_mark else age_s
     return max(1, min(MAX_RETRY_AFTER_S, math.ceil(start_s - passed_s)))

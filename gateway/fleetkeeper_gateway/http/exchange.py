@@ -14,6 +14,7 @@ import structlog
 
 from fleetkeeper_contract.grants import GRANT_BAGGAGE_KEY
 from fleetkeeper_contract.headers import REQUEST_ID_HEADER, TIER_HEADER
+from fleetkeeper_contract.sleep import SleepState
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.http.answers import refuse
 from fleetkeeper_gateway.http.asgi import ClientGone, Headers, Receive, Scope, Send, address_of
@@ -113,6 +114,8 @@ class Exchange:
         """Estimated tokens of the prompt."""
         self._is_held = False
         """True once the request waited for a service that sleeps."""
+        self._was_refused = False
+        """True once no replica took an attempt."""
         self._sent = False
         """True once a service may have worked on the request."""
         self._started = False
@@ -256,8 +259,12 @@ class Exchange:
         return tier is not Tier.BATCH and self._path not in TOKENIZES
 
     def _is_to_wait(self, service: Service, tier: Tier) -> bool:
-        """Return whether a service sleeps, or requests of earlier arrival are still held for it."""
-        if service.sleep is not None:
+        """Return whether a service sleeps, or requests of earlier arrival are still held for it.
+
+        While its only replica is replaced, the old one continues. A request waits once it was not taken.
+        """
+        sleep = service.sleep
+        if sleep is not None and (sleep.state is not SleepState.SWAPPING or self._was_refused):
             return True
         holding = self._gateway.parts.hold.holding
         return bool(holding) and service.path in holding and self._may_be_held(tier)
@@ -271,6 +278,7 @@ class Exchange:
 
     def _sending(self, may_be_sent: bool) -> None:
         self._sent = may_be_sent
+        self._was_refused = self._was_refused or not may_be_sent
 
     def _attempt(self, key: Key, tier: Tier, baggage: list[str], hops: int) -> Attempt | None:
         """Return the request for the next attempt. Its service may have changed since the last attempt."""

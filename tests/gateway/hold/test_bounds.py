@@ -84,6 +84,7 @@ async def test_ten_thousand_requests_are_within_the_budget_and_leave_nothing() -
         ("Waking", (20, 30, 40), 15, 25),
         ("Waking", (20, 30, 40), 14.5, 26),
         ("Waking", (20, 30, 40), 300, 1),
+        ("Swapping", (20, 30, 40), 15, 25),
         ("Asleep", (400,), 0, 60),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper_contract.tiers import Tier
-from fleetkeeper_gateway.hold import Hold
 from fleetkeeper_gateway.hold.budget import OVERHEAD_BYTES
 from fleetkeeper_gateway.hold.line import DECISION_S
 from fleetkeeper_gateway.interfaces import Key, LimitRefused, Service
+from tests.gateway.hold.held import ask, held, hold_of
 from tests.gateway.http.world import (
     AUTHORIZATION,
     GUARD_S,
@@ -36,47 +35,10 @@ NO_REPLICA = '{"error": {"message": "...", "type": "server_error", "code": "no_r
 MARK = ("uid-chat", 1, Tier.STANDARD)
 
 
-@pytest.fixture
-def free_port() -> int:
-    """A port that refuses connections until the test listens on it."""
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", 0))
-        name: tuple[str, int] = taken.getsockname()
-    return name[1]
-
-
-@pytest.fixture
-def sleeper(free_port: int) -> Callable[..., Service]:
-    """Returns a service that refuses connections, by the state of its sleep; None: awake."""
-
-    def at(state: str | None = "Asleep", **changes: Any) -> Service:
-        sleep = None if state is None else asleep(state=state, **changes)
-        return service(url=f"http://127.0.0.1:{free_port}", sleep=sleep, demands_grant=True)
-
-    return at
-
-
-def hold_of(world: World, **changes: Any) -> Hold:
-    """Returns a hold with other settings, for a gateway that was not started yet."""
-    settings = {"hold_s": GUARD_S, "total_bytes": 64 * 1024**2, **changes}
-    return Hold(world.services, settings.pop("marks", world.marks), **settings)
-
-
-def held(world: World) -> int:
-    return sum(line.held for line in world.hold._lines.values())
-
-
 def is_at_rest(world: World) -> bool:
     """Returns whether nothing of any request is left."""
     open_requests = world.gateway.open_requests.count
     return not (open_requests or world.hold._lines or world.hold._budget.held_bytes)
-
-
-async def ask(world: World, **headers: str) -> int:
-    async with asyncio.timeout(GUARD_S), world.post(None, **headers) as response:
-        await response.read()
-        return response.status
 
 
 async def test_a_request_waits_until_a_replica_listens(

@@ -131,9 +131,10 @@ async def test_nothing_is_written_for_a_service_that_is_awake_or_wakes(writer: W
     writer.api.put(config_map(*PLACE, HOLDS))
     async with writer.gateway() as marks:
         marks.want(service(), Tier.REALTIME)
-        marks.want(service(sleep=asleep(7, "Waking")), Tier.REALTIME)
-        marks.want(service("gone", sleep=asleep(1)), Tier.REALTIME)
         marks.want(service(sleep=asleep(6)), Tier.REALTIME)
+        for state in ("Waking", "Swapping"):
+            marks.want(service(sleep=asleep(7, state)), Tier.REALTIME)
+        marks.want(service("gone", sleep=asleep(1)), Tier.REALTIME)
         other = service("other", sleep=asleep(2, "GoingToSleep"))
         writer.services.set(CHAT, other)
         marks.want(other, Tier.STANDARD)

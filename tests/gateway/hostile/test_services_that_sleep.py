@@ -9,6 +9,7 @@ from typing import Any, Final
 import aiohttp
 import psutil
 import pytest
+from aiohttp import web
 
 from fleetkeeper_contract import client_keys
 from fleetkeeper_contract.sleep import GATEWAY_KEY, GATEWAY_VALUE
@@ -30,6 +31,7 @@ SETTINGS: Final = {"WAKE_MARKS": "/".join(MARKS)}
 UID: Final = uid_of(NAMESPACE, MODEL)
 MARKED: Final = {GATEWAY_KEY: GATEWAY_VALUE, UID: "3.standard"}
 REVOKED_S: Final = 2.0
+CLIENTS: Final = 10
 TRIES: Final = 3
 """A busy machine may delay some of them."""
 
@@ -98,6 +100,46 @@ async def test_a_request_is_held_by_two_gateways_and_one_of_them_is_killed(
     patches = [patch for _, patch in world.api.patches if UID in patch]
     assert patches == [{UID: MARKED[UID]}]
     assert two.tracebacks() == []
+
+
+async def test_no_request_fails_while_the_only_replica_is_replaced(
+    world: Surroundings, port: int
+) -> None:
+    """It drains, is gone for a time, and the next one listens. Clients send without a pause."""
+    gateway = await world.start(**SETTINGS)
+    old, late, over = StandIn(), StandIn(), asyncio.Event()
+    statuses: list[int] = []
+
+    async def drains(_request: web.Request) -> web.StreamResponse:
+        answer = web.json_response({"error": {"code": "draining"}}, status=503)
+        answer.force_close()  # as a router that ends does
+        return answer
+
+    async def ask_steadily() -> None:
+        while not over.is_set():
+            statuses.append((await world.ask(gateway))[0])
+
+    async def has_more(stand_in: StandIn) -> None:
+        known = len(stand_in.received)
+        await gateway.until(lambda: len(stand_in.received) >= known + 50, "requests do not go on")
+
+    async with old.running(port):
+        world.api.put(sleeper(None))
+        asking = [asyncio.create_task(ask_steadily()) for _ in range(CLIENTS)]
+        await has_more(old)
+        world.api.put(sleeper("Swapping"))
+        await has_more(old)
+        old.script = drains
+        await until_held(gateway, CLIENTS)
+    async with late.running(port):
+        await has_more(late)
+        world.api.put(sleeper(None))
+        await has_more(late)
+        over.set()
+        await asyncio.gather(*asking)
+    assert set(statuses) == {200}
+    assert not [patch for _, patch in world.api.patches if UID in patch]
+    assert gateway.tracebacks() == []
 
 
 async def test_a_key_that_is_revoked_ends_its_held_request(world: Surroundings, port: int) -> None:

@@ -157,7 +157,7 @@ class MemoryMarks:
         self.wanted: list[tuple[str, int, Tier]] = []
 
     def want(self, service: Service, tier: Tier) -> None:
-        if service.sleep is None or service.sleep.state is SleepState.WAKING:
+        if service.sleep is None or not service.sleep.ends_by_mark:
             return
         wanted = (service.uid, service.sleep.number, tier)
         if wanted not in self.wanted:

@@ -97,7 +97,12 @@ def test_nothing_is_sent_to_a_service_whose_address_is_not_its_own(url: str | No
 
 @pytest.mark.parametrize(
     ("state", "shown", "ready"),
-    [("Asleep", "Asleep", False), ("Waking", "Waking", False), ("GoingToSleep", "Ready", True)],
+    [
+        ("Asleep", "Asleep", False),
+        ("Waking", "Waking", False),
+        ("Swapping", "Swapping", True),
+        ("GoingToSleep", "Ready", True),
+    ],
 )
 def test_its_sleep_comes_from_the_status(state: str, shown: str, ready: bool) -> None:
     """The pods of a service that goes to sleep still run."""

@@ -18,7 +18,7 @@ from fleetkeeper_gateway.batch.workers.json_text import is_json
 KEY_LIMIT: Final = "rate_limit_exceeded"
 """Code of the gateway's 429 when a limit of the key is reached. Requests of other keys may still pass."""
 SERVICE_ASLEEP: Final = "service_asleep"
-"""Code of the gateway's 503 for a service that sleeps or wakes up."""
+"""Code of the gateway's 503 for a service that sleeps, wakes up or swaps."""
 _NOT_NOW: Final = frozenset({401, 429, 503})
 """Statuses that are not caused by the line."""
 _MAX_WORDS: Final = 500
@@ -53,7 +53,7 @@ class Verdict(enum.Enum):
     KEY_REFUSED = "key_refused"
     """As REFUSED, because of the key: a limit is reached, or the key is not accepted."""
     ASLEEP = "asleep"
-    """As REFUSED, because the service sleeps or wakes up."""
+    """As REFUSED, because the service sleeps, wakes up or swaps."""
 
 
 class _Line(msgspec.Struct):
