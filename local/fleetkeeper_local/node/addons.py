@@ -36,7 +36,11 @@ def desired_access() -> list[Manifest]:
 
 
 def desired_dns(image: str) -> list[Manifest]:
-    """Return CoreDNS as an unprivileged Deployment behind the Service `kube-dns`."""
+    """Return CoreDNS as an unprivileged Deployment behind the Service `kube-dns`.
+
+    As with kubeadm's Corefile, no name of the cluster is cached: with a cache, a router would not see the
+    address of a new engine for as long as the answer is kept that there is none.
+    """
     corefile = f""".:{DNS_PORT} {{
     errors
     health :8181
@@ -44,7 +48,6 @@ def desired_dns(image: str) -> list[Manifest]:
     kubernetes {CLUSTER_DOMAIN} in-addr.arpa ip6.arpa {{
         ttl 5
     }}
-    cache 5
 }}
 """
     name = {"name": "coredns", "namespace": "kube-system"}
