@@ -18,8 +18,8 @@ from fleetkeeper.api.schema.rule_check import (
 )
 from fleetkeeper.api.types import InferenceServiceSpec
 from fleetkeeper.common.values import Manifest
+from fleetkeeper.reconcile.choice.engine import EngineDecision, decide_engine, parse_engine
 from fleetkeeper.reconcile.context import PlanContext
-from fleetkeeper.reconcile.engine_choice import EngineDecision, decide_engine, parse_engine
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.manifests.engine_document import EngineOptionRefused
 from fleetkeeper.reconcile.manifests.engine_pod import desired_engine_template

@@ -14,8 +14,9 @@ from fleetkeeper.common.activation import decide_suspended, parse_suspended
 from fleetkeeper.common.sleep import Sleep, parse_sleep
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.children import ChildrenDecision, Conflict, decide_children
+from fleetkeeper.reconcile.choice.engine import EngineDecision
+from fleetkeeper.reconcile.choice.router import decide_router
 from fleetkeeper.reconcile.digest import digest_of
-from fleetkeeper.reconcile.engine_choice import EngineDecision
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.last_good import LastGood, decide_last_good, must_remember
 from fleetkeeper.reconcile.manifests.address import desired_address
@@ -32,7 +33,6 @@ from fleetkeeper.reconcile.replicas import (
     over_budget,
 )
 from fleetkeeper.reconcile.rollout import decide_rollout, decide_strategy
-from fleetkeeper.reconcile.router_choice import decide_router
 from fleetkeeper.reconcile.sleep import decide_sleep
 from fleetkeeper.reconcile.status.assessment import Assessment
 from fleetkeeper.reconcile.types import Kind

@@ -12,7 +12,7 @@ from fleetkeeper.api import names
 from fleetkeeper.api.conditions import ConditionType, Reason
 from fleetkeeper.api.profiles.profile import effective_resources
 from fleetkeeper.common.values import Manifest
-from fleetkeeper.reconcile.engine_choice import EngineDecision
+from fleetkeeper.reconcile.choice.engine import EngineDecision
 from fleetkeeper.reconcile.last_good import LastGood
 from fleetkeeper.reconcile.replicas import ReplicaDecision, Source
 from fleetkeeper.reconcile.status.assessment import Assessment

@@ -16,7 +16,7 @@ from fleetkeeper.autoscale.types import ControlSettings, PodView
 from fleetkeeper.common.activation import parse_suspended
 from fleetkeeper.common.sleep import parse_sleep
 from fleetkeeper.common.values import Manifest
-from fleetkeeper.reconcile.engine_choice import parse_engine
+from fleetkeeper.reconcile.choice.engine import parse_engine
 from fleetkeeper.reconcile.observe.diagnosis import decide_diagnosis
 from fleetkeeper.reconcile.observe.facts import GONE_PHASES, facts_of
 from fleetkeeper.reconcile.rollout import is_scale_up_blocked
