@@ -127,6 +127,9 @@ controlJwksFile: /etc/fleetkeeper/control-keys/jwks.json
 {{- if (.Values.gateway).enabled }}
 grantJwksFile: /etc/fleetkeeper/grant-keys/jwks.json
 wakeMarks: {{ include "fleetkeeper.wakeMarksName" . }}
+{{- with .Values.gateway.hold }}
+holdS: {{ .seconds }}
+{{- end }}
 {{- end }}
 profilesFile: /etc/fleetkeeper/settings/profiles.yaml
 router:

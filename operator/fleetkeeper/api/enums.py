@@ -103,6 +103,7 @@ class RolloutStrategy(StrEnum):
     AUTO = "Auto"
     SURGE = "Surge"
     REPLACE = "Replace"
+    SWAP = "Swap"
 
 
 class OnFailure(StrEnum):

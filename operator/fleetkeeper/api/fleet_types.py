@@ -267,7 +267,7 @@ class Rollout(Section):
 
     strategy: RolloutStrategy = Field(
         RolloutStrategy.AUTO,
-        description="Surge: create a new pod before an old one is removed. Replace: remove an old pod first. Auto: Surge, but Replace if the extra pod found no accelerator for 120 seconds and more than one replica is ready.",
+        description="Surge: create a new pod before an old one is removed. Replace: remove an old pod first. Swap: like Replace, and the gateway holds requests while it replaces an only replica; requires access Gateway. Auto: Surge, but if the extra pod found no accelerator for 120 seconds: Replace if more than one replica is ready; Swap for an only replica with access Gateway whose measured start, twice, fits into the time that the gateway holds requests.",
     )
     max_surge: Annotated[int | str, IntOrPercent(100)] = Field(
         1,

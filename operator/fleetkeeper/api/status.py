@@ -100,14 +100,14 @@ class ScalingStatus(Section):
 
 
 class SleepStatus(Section):
-    """The sleep of a service with scaling.sleep."""
+    """The sleep of a service, and the replacement of its only replica: both are held requests."""
 
     number: Count | None = Field(
-        None, description="Number of the last sleep. A wake mark counts for this one only."
+        None, description="Number of the last sleep or swap. A wake mark counts for this one only."
     )
     state: SleepState | None = Field(
         None,
-        description="GoingToSleep: the replicas still run, and the gateway holds new requests. Asleep: no replica runs. Waking: the first replica starts. Absent while the service is awake.",
+        description="GoingToSleep: the replicas still run, and the gateway holds new requests. Asleep: no replica runs. Waking: the first replica starts. Swapping: the only replica is replaced, and the gateway holds requests meanwhile. Absent while the service is awake.",
     )
     since: Time | None = Field(None, description="Time of the last change of the state.")
     tier: Word | None = Field(
@@ -299,7 +299,7 @@ class InferenceServiceStatus(Section):
         None, description="Desired number of replicas and the reason for it."
     )
     sleep: SleepStatus | None = Field(
-        None, description="Sleep of the service. Absent if it never slept."
+        None, description="Sleep or swap of the service. Absent if it had neither."
     )
     batching: BatchingStatus | None = Field(
         None, description="Batch limits and the reason for them."

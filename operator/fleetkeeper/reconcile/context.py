@@ -120,6 +120,8 @@ class PlanContext:
     """The JWKS (JSON text) with the public control keys that engines trust."""
     grant_keys: str = ""
     """The JWKS (JSON text) with the public keys of the gateway. Empty: no gateway is configured."""
+    hold_s: float = 0.0
+    """The time in seconds for which the gateway holds requests. 0: no gateway is configured."""
     operator_namespace: str = "fleetkeeper-system"
     """The namespace of the operator."""
     operator_peers: tuple[NetworkPeer, ...] = ()

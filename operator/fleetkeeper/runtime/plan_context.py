@@ -31,6 +31,7 @@ def plan_context(settings: Settings) -> PlanContext:
         image_pull_secrets=settings.image_pull_secrets,
         control_keys=_text(settings.control_jwks_file) or EMPTY_KEYS,
         grant_keys=_grant_keys(settings.grant_jwks_file),
+        hold_s=settings.hold_s,
         operator_namespace=settings.operator_namespace,
         operator_peers=_given(settings.operator_peers, default.operator_peers),
         prometheus_peers=_given(settings.prometheus_peers, default.prometheus_peers),

@@ -174,6 +174,11 @@ class Settings(BaseSettings):
         "",
         description="ConfigMap in the operator's namespace in which gateways mark the sleeping services that requests wait for. Empty: no service goes to sleep.",
     )
+    hold_s: float = Field(
+        0.0,
+        ge=0,
+        description="Time for which the gateway holds requests (its `hold.seconds`). With `rollout.strategy: Auto`, an only replica is swapped if its start takes at most half of it. 0: never.",
+    )
     profiles_file: Path | None = Field(
         None, description="Engine profiles. Null: the built-in profiles."
     )

@@ -268,6 +268,8 @@ def _mend_bounds(spec: dict[str, Any]) -> None:
     rollout = spec.get("rollout", {})
     if str(rollout.get("maxSurge", 1)) in {"0", "0%"}:
         rollout["maxUnavailable"], rollout["strategy"] = 1, "Replace"
+    if rollout.get("strategy") == "Swap":
+        spec["access"] = "Gateway"
 
 
 def _mend_tolerations(placement: dict[str, Any]) -> None:

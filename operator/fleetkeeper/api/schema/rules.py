@@ -300,6 +300,15 @@ RULES: dict[type[BaseModel], tuple[Rule[Any], ...]] = {
             "PrefixAware needs engine.prefixCaching; enable it or choose another policy",
         ),
         Rule[t.InferenceServiceSpec](
+            "rollout.strategy",
+            "self.rollout.strategy != 'Swap' || self.access == 'Gateway'",
+            lambda of: (
+                of.rollout.strategy is not t.RolloutStrategy.SWAP
+                or of.access is t.AccessMode.GATEWAY
+            ),
+            "Swap needs access: Gateway, because only the gateway holds requests; set it, or choose another strategy",
+        ),
+        Rule[t.InferenceServiceSpec](
             "breaker",
             "!has(self.breaker.fallbackReplicas) || self.breaker.fallbackReplicas <= self.scaling.maxReplicas",
             lambda of: (

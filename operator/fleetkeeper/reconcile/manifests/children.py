@@ -45,7 +45,7 @@ def desired_children(
     """Return every child that the service must have. Any other child is to be pruned.
 
     `profile` is the engine profile in use (`status.engine`), `replicas` the number of engine pods,
-    `tuning` the values that a remedy lowered, and `strategy` Surge or Replace (Auto means Surge).
+    `tuning` the values that a remedy lowered, and `strategy` Surge, Replace or Swap (Auto means Surge).
     `template` is the pod template of the engines, by default the spec's, and `prefetch` the Job that
     downloads their model, if one is needed. `router` is by default that of a new service, and
     `is_router_bypassed` whether clients reach the engines until it is ready. A service that `is_asleep` has no router pod. Keys and policies come before

@@ -23,13 +23,13 @@ def rollout_pods(rollout: Rollout, desired: int) -> tuple[int, int]:
 
 
 def desired_strategy(rollout: Rollout, strategy: RolloutStrategy) -> Manifest:
-    """Return the rolling update: Surge (and Auto) uses the spec's numbers, Replace no surge.
+    """Return the rolling update: Surge (and Auto) uses the spec's numbers, Replace and Swap no surge.
 
-    With Replace, an old pod is removed before its replacement is created. A percentage stays one,
+    Without surge, an old pod is removed before its replacement is created. A percentage stays one,
     so the Deployment is not written again when the number of replicas changes.
     """
     surge, unavailable = rollout.max_surge, rollout.max_unavailable
-    if strategy is RolloutStrategy.REPLACE:
+    if strategy in {RolloutStrategy.REPLACE, RolloutStrategy.SWAP}:
         surge, unavailable = 0, 1 if is_zero(unavailable) else unavailable
     elif is_zero(surge) and is_zero(unavailable):
         surge = 1
