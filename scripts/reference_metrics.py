@@ -143,6 +143,7 @@ NOTHING_TO_DO: frozenset[Reason] = frozenset(
         Reason.EXTERNAL,
         Reason.ASLEEP,
         Reason.WAKING,
+        Reason.SWAPPING,
     }
 )
 """Reasons that require no action. Every other reason has a page in docs/runbooks."""

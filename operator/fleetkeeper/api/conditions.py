@@ -210,6 +210,15 @@ class Reason(DocumentedEnum):
     )
     WAKING = "Waking", "The first replica starts. The gateway holds requests until it is ready."
 
+    SWAPPING = (
+        "Swapping",
+        "The only replica is replaced. The gateway holds requests until the new one is ready.",
+    )
+    SWAP_WAITS = (
+        "SwapWaits",
+        "The only replica is not replaced, because no gateway can hold its requests meanwhile.",
+    )
+
     # MetricsAvailable, MetricsCompatible
     FRESH_METRICS = "FreshMetrics", "Metrics are fresh."
     NO_METRICS = "NoMetrics", "No metrics are available. The number of replicas stays unchanged."

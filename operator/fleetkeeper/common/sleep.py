@@ -3,7 +3,9 @@
     awake ──idle──► GoingToSleep ──idle still, read directly──► Asleep ──mark──► Waking ──available──► awake
                         └──mark, or a request──► awake             ▲──────start failed──────┘
 
-`reconcile.sleep` decides, and the status keeps the result: a new leader continues where the last one ended.
+    awake ──the only replica is to be replaced──► Swapping ──the new one serves──► awake
+
+`reconcile.sleep` and `reconcile.swap` decide, and the status keeps the result: a new leader continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -44,8 +46,13 @@ class Sleep:
         """Return True if the first replica starts."""
         return self.state is SleepState.WAKING
 
+    @property
+    def is_swapping(self) -> bool:
+        """Return True if the only replica is replaced."""
+        return self.state is SleepState.SWAPPING
+
     def to_status(self) -> dict[str, Any]:
-        """Return `status.sleep`, empty if the service never slept and nothing is to be said."""
+        """Return `status.sleep`, empty if it never slept or swapped and nothing is to be said."""
         found: dict[str, Any] = {
             "state": self.state and self.state.value,
             "since": rfc3339.format(self.since) if self.since else None,

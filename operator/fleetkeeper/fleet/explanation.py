@@ -31,8 +31,8 @@ COUNTS = (
 )
 START_STAGES = ("scheduling", "image")
 """The stages of a start that the operator measures."""
-GOOD_IN_SLEEP = frozenset({"Asleep", "Waking", "NoMetrics"})
-"""Reasons of conditions that are no problem while a service sleeps or wakes."""
+GOOD_IN_SLEEP = frozenset({"Asleep", "Waking", "Swapping", "NoMetrics"})
+"""Reasons of conditions that are no problem while a service sleeps, wakes or swaps its only replica."""
 GOOD_WHEN_FALSE = frozenset({"Degraded", "ScalingLimited", "Progressing", "Reconciling", "Stalled"})
 
 
@@ -103,12 +103,13 @@ def breaker_rows(view: ServiceView) -> Iterator[Row]:
 
 
 def sleep_rows(view: ServiceView) -> Iterator[Row]:
-    """Yield since when the service sleeps or wakes, or why it never sleeps."""
+    """Yield since when the service sleeps, wakes or swaps, or why it never sleeps."""
     sleep = view.sleep
     if sleep.state is not None:
         rank = f", with the rank of tier {sleep.tier.label}" if sleep.tier is not None else ""
         failed = f", after failed starts: {sleep.failures}" if sleep.failures else ""
-        yield "Sleep", f"{sleep.state} since {rfc3339.format(sleep.since)}{rank}{failed}"
+        title = "Swap" if sleep.is_swapping else "Sleep"
+        yield title, f"{sleep.state} since {rfc3339.format(sleep.since)}{rank}{failed}"
     elif sleep.message:
         yield "Sleep", sleep.message
 

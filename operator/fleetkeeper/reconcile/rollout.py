@@ -23,18 +23,15 @@ from typing import Any
 
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.types import OnFailure, Rollout, RolloutStrategy
-from fleetkeeper.api.values.int_or_percent import is_zero
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.last_good import LastGood
 from fleetkeeper.reconcile.observe.facts import Facts
 from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.types import Pod
 
-REPLACE_AFTER_S = 120.0
-"""An additional pod that found no accelerator in this time needs an old pod to be removed first."""
-
-CAPACITY_REASONS = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE})
-"""Problems of a new pod that the removal of an old pod may solve."""
+PLACEMENT_S = 600.0
+"""The time in which the successor of an only replica must find an accelerator. A cluster autoscaler adds a
+node within minutes, and nothing else is known to come: startupSeconds is for loading a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +181,52 @@ def _timed_out(problems: Sequence[Problem], startup_s: float) -> Problem:
 
 
 def decide_rollout(
-    inputs: ReconcileInputs, rules: Rollout, wanted_hash: str, last_good: LastGood | None
+    inputs: ReconcileInputs,
+    rules: Rollout,
+    wanted_hash: str,
+    last_good: LastGood | None,
+    lack: Problem | None = None,
 ) -> RolloutDecision:
-    """Decide between the wanted template and the last good one."""
+    """Decide between the wanted template and the last good one.
+
+    `lack` is the reason why an only replica is not replaced. Then the rollout fails after `PLACEMENT_S`.
+    """
     facts, known = inputs.facts, parse_rollback(inputs.status)
     good_revision = _last_good_revision(facts, last_good, wanted_hash)
-    if known and known.template_hash == wanted_hash and rules.on_failure is OnFailure.ROLLBACK:
+    is_refused = rules.on_failure is OnFailure.ROLLBACK and not _has_room_now(facts, rules, known)
+    if known and known.template_hash == wanted_hash and is_refused:
         return RolloutDecision(known, good_revision) if good_revision else RolloutDecision()
     current = facts.current
     if current is None or current.template_hash != wanted_hash:
         return RolloutDecision()
     if last_good and last_good.template_hash == wanted_hash:
         return RolloutDecision()
+    startup_s = float(rules.startup_seconds)
     failure, again = decide_failure(
         facts.pods_of(current),
         inputs.diagnosis.current_problems,
-        float(rules.startup_seconds),
+        startup_s if lack is None else min(startup_s, PLACEMENT_S),
         inputs.now,
     )
     if failure is None:
         return RolloutDecision(again_after_s=again)
+    if lack is not None and failure.reason is lack.reason:
+        failure = lack
     if good_revision is None or rules.on_failure is OnFailure.HOLD:
         return RolloutDecision(failure=failure)
     rollback = Rollback(inputs.generation, wanted_hash, failure.reason, failure.message)
     return RolloutDecision(rollback, good_revision, is_new=True, failure=failure)
+
+
+def _has_room_now(facts: Facts, rules: Rollout, known: Rollback | None) -> bool:
+    """Return True if a surge found no accelerator, and the spec now asks to remove the old pod first.
+
+    Then the failed template is tried again. The live Deployment still surges until it is written.
+    """
+    makes_room = rules.strategy in {RolloutStrategy.REPLACE, RolloutStrategy.SWAP}
+    surged = facts.engine is not None and facts.engine.max_surge != 0
+    lacked = known is not None and known.reason is Reason.INSUFFICIENT_GPU
+    return makes_room and surged and lacked
 
 
 def _last_good_revision(facts: Facts, last_good: LastGood | None, wanted_hash: str) -> str | None:
@@ -216,58 +235,6 @@ def _last_good_revision(facts: Facts, last_good: LastGood | None, wanted_hash: s
         return None
     revision = facts.revision_with(last_good.template_hash)
     return revision.name if revision else None
-
-
-def decide_strategy(
-    inputs: ReconcileInputs, rules: Rollout
-) -> tuple[RolloutStrategy, float | None]:
-    """Return Surge or Replace, and the seconds until time alone could change the decision.
-
-    Auto starts with Surge. It changes to Replace for the rest of the rollout once an additional pod
-    found no accelerator for 120 s while more than one replica is ready. Replace in the spec is
-    ignored while a surge adds pods of a revision that cannot start: no ready pod is removed for it.
-    """
-    facts, problems = inputs.facts, dict(inputs.diagnosis.by_pod)
-    if rules.strategy is RolloutStrategy.REPLACE and _is_surge_failing(facts, problems, rules):
-        return RolloutStrategy.SURGE, None
-    if rules.strategy is not RolloutStrategy.AUTO:
-        return rules.strategy, None
-    if not _is_rolling(facts):
-        return RolloutStrategy.SURGE, None
-    if facts.engine is not None and facts.engine.max_surge == 0 and not is_zero(rules.max_surge):
-        return RolloutStrategy.REPLACE, None
-    waits = [
-        inputs.now - pod.created
-        for pod in facts.pods_of(facts.current)
-        if pod.name in problems and problems[pod.name].reason is Reason.INSUFFICIENT_GPU
-    ]
-    if not waits or facts.ready_replicas < 2:
-        return RolloutStrategy.SURGE, None
-    left = REPLACE_AFTER_S - max(waits)
-    return (RolloutStrategy.SURGE, left) if left > 0 else (RolloutStrategy.REPLACE, None)
-
-
-def _is_surge_failing(facts: Facts, problems: Mapping[str, Problem], rules: Rollout) -> bool:
-    """Return True if the live Deployment surges and new pods fail, but not for lack of room."""
-    if facts.engine is None or facts.engine.max_surge == 0 or is_zero(rules.max_surge):
-        return False
-    pods = facts.pods_of(facts.current)
-    found = [problems[pod.name].reason for pod in pods if pod.name in problems]
-    return (
-        _is_rolling(facts)
-        and not any(pod.ready for pod in pods)
-        and any(reason not in CAPACITY_REASONS for reason in found)
-    )
-
-
-def _is_rolling(facts: Facts) -> bool:
-    """Return True if an older revision has pods or is still scaled above zero."""
-    current = facts.current
-    return current is not None and any(
-        item.desired_replicas > 0 or item.replicas > 0
-        for item in facts.revisions
-        if item.uid != current.uid
-    )
 
 
 def is_scale_up_blocked(facts: Facts, problems: Sequence[Problem]) -> bool:

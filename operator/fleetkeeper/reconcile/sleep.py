@@ -47,8 +47,8 @@ class SleepDecision:
 def decide_sleep(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> SleepDecision:
     """Decide the next state of a service's sleep."""
     before = parse_sleep(inputs.status)
-    if spec.paused or spec.suspend or spec.replicas == 0:
-        return SleepDecision(before)
+    if spec.paused or spec.suspend or spec.replicas == 0 or before.is_swapping:
+        return SleepDecision(before)  # `reconcile.swap` decides the end of a swap
     why_awake = _why_never(inputs, spec)
     if why_awake is not None or spec.replicas is not None:
         return SleepDecision(_awake(before, inputs.now, message=why_awake or ""))

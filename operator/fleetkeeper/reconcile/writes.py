@@ -9,7 +9,7 @@ from typing import Any
 from fleetkeeper.api import names
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.parse import InferenceService
-from fleetkeeper.api.types import RoutingPolicy
+from fleetkeeper.api.types import RolloutStrategy, RoutingPolicy
 from fleetkeeper.common.activation import decide_suspended, parse_suspended
 from fleetkeeper.common.sleep import Sleep, parse_sleep
 from fleetkeeper.common.values import Manifest
@@ -32,9 +32,11 @@ from fleetkeeper.reconcile.replicas import (
     gpus_of,
     over_budget,
 )
-from fleetkeeper.reconcile.rollout import decide_rollout, decide_strategy
+from fleetkeeper.reconcile.rollout import decide_rollout
 from fleetkeeper.reconcile.sleep import decide_sleep
 from fleetkeeper.reconcile.status.assessment import Assessment
+from fleetkeeper.reconcile.strategy import decide_lack, decide_strategy
+from fleetkeeper.reconcile.swap import decide_swap
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.reconcile.wanted import Wanted
 
@@ -73,19 +75,34 @@ def decide_writes(
     remembers = _remembers(inputs, last_good, wanted_hash, suspended, sleep.sleep)
     if remembers and not spec.paused:
         return ReconcileResult(assessment, wanted.engine, last_good, remembers=remembers)
-    rollout = decide_rollout(inputs, spec.rollout, wanted_hash, last_good)
+    lack = decide_lack(inputs, spec)
+    rollout = decide_rollout(inputs, spec.rollout, wanted_hash, last_good, lack)
     prefetch = decide_prefetch(inputs, wanted, rollout, last_good)
     revision = rollout.revision or prefetch.revision
     template = _template(inputs, wanted, revision, is_held=prefetch.holds)
     gpus = gpus_of(template, inputs)
     replicas = decide_replicas(inputs, spec, gpus)
     refused = over_budget(inputs, replicas, gpus)
+    strategy, strategy_again = decide_strategy(inputs, spec, replicas.value)
+    swap = decide_swap(
+        inputs,
+        spec,
+        sleep.sleep,
+        strategy=strategy,
+        replicas=replicas.value,
+        target="" if refused else _target_hash(inputs, wanted, revision, is_held=prefetch.holds),
+    )
+    if swap.sleep.state is not sleep.sleep.state:
+        remembers = {"sleep": swap.sleep.to_status()}
+        return ReconcileResult(assessment, wanted.engine, last_good, remembers=remembers)
     router = decide_router(inputs.context, wanted.service, inputs.snapshot)
     is_bypassed = _is_router_bypassed(inputs, wanted.service)
     assessment = replace(
         assessment,
         wanted_hash=wanted_hash,
         rollout=rollout,
+        lack=lack,
+        swap_problem=swap.problem,
         replicas=replicas,
         suspended_replicas=suspended,
         router_kind=None if spec.paused else _router_kind(router),
@@ -94,11 +111,12 @@ def decide_writes(
         write_problem=refused or assessment.write_problem,
     )
     is_at_rest = prefetch.holds and replicas.value == inputs.facts.live_replicas
-    is_untouched = rollout.is_new or refused is not None or is_at_rest
-    children, strategy_again = _decide_children(
+    is_untouched = rollout.is_new or refused is not None or is_at_rest or swap.is_held_back
+    children = _decide_children(
         inputs,
         wanted,
         replicas,
+        strategy=strategy,
         template=None if is_untouched else template,
         prefetch=prefetch.job,
         router=router,
@@ -109,6 +127,7 @@ def decide_writes(
         sleep.again_after_s,
         rollout.again_after_s,
         strategy_again,
+        swap.again_after_s,
         children.again_after_s,
         CONTEST_REQUEUE_S if replicas.contested_by else None,
         BUDGET_REQUEUE_S if replicas.limited_by or refused else None,
@@ -150,14 +169,14 @@ def _decide_children(
     wanted: Wanted,
     replicas: ReplicaDecision,
     *,
+    strategy: RolloutStrategy,
     template: Manifest | None,
     prefetch: Manifest | None,
     router: Router | None,
     is_router_bypassed: bool,
-) -> tuple[ChildrenDecision, float | None]:
+) -> ChildrenDecision:
     """Decide the writes of children. Without a pod template, omit the engine Deployment."""
     service = wanted.service
-    strategy, again = decide_strategy(inputs, service.spec.rollout)
     desired = desired_children(
         service,
         wanted.profile,
@@ -174,7 +193,7 @@ def _decide_children(
     untouched = {(Kind.SERVICE, names.address_name(service.name))} if is_router_bypassed else set()
     if template is None:
         untouched.add(engine_key)
-    children = decide_children(
+    return decide_children(
         desired,
         inputs.snapshot,
         service=service.name,
@@ -182,7 +201,6 @@ def _decide_children(
         now=inputs.now,
         untouched=frozenset(untouched),
     )
-    return children, again
 
 
 def _router_kind(router: Router | None) -> str | None:
@@ -222,6 +240,16 @@ def _template(
     if revision is not None:
         return inputs.snapshot.templates.get(revision)
     return None if is_held else wanted.template
+
+
+def _target_hash(
+    inputs: ReconcileInputs, wanted: Wanted, revision: str | None, *, is_held: bool
+) -> str:
+    """Return the hash of the template to write, as `_template` chooses it; "" if there is none."""
+    if revision is None:
+        return "" if is_held else wanted.template_hash
+    found = [item for item in inputs.facts.revisions if item.name == revision]
+    return found[0].template_hash if found else ""
 
 
 def _missing_templates(inputs: ReconcileInputs, name: str | None) -> tuple[str, ...]:

@@ -185,6 +185,7 @@ def _kubelet(world: World) -> Iterator[Pod]:
                 yield replace(pod, unschedulable=text)
                 continue
             free -= 1
+            placed = replace(pod, scheduled_since=world.now)
         yield _behave(world, replace(placed, scheduled=True, unschedulable=""))
 
 

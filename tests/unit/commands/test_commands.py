@@ -330,6 +330,10 @@ WITH_ONE = ONE_GPU.replace("maxReplicas: 6", "maxReplicas: 1").replace(
     [
         (f"{GOOD}  rollout: {{strategy: Surge}}\n", "without 4 free accelerators, a rollout waits"),
         (WITH_ONE, "with one replica, a rollout waits for 1 free accelerator"),
+        (WITH_ONE, "Swap holds them and needs access: Gateway"),
+        (f"{WITH_ONE}  access: Gateway\n", "set rollout.strategy to Swap: the gateway holds requests while the replica is replaced"),
+        (f"{WITH_ONE}  rollout: {{strategy: Surge}}\n", "rollout.strategy is Surge, and there is one replica: without 1 free accelerator, a rollout fails after 10 minutes"),
+        (f"{WITH_ONE}  rollout: {{strategy: Replace}}\n", "rollout.strategy is Replace, and there is one replica: requests fail while it is replaced"),
         (GOOD.replace("Size: 4", "Size: 16"), "16 accelerators on one node"),
         (f"{ONE_GPU}    accelerator: {{resource: amd.com/gpu}}\n", "amd.com/gpu, but the engine profile cuda-0.32.0-1 runs only on NVIDIA GPUs"),
         (f"{ONE_GPU}    accelerator: {{resource: nvidia.com/gpu.shared}}\n", "nvidia.com/gpu.shared is a device that several pods share"),
@@ -347,7 +351,7 @@ def test_check_warns_of_what_few_clusters_can_give(run: Run, text: str, words: s
     "text",
     [
         GOOD,
-        f"{WITH_ONE}  rollout: {{strategy: Replace}}\n",
+        f"{WITH_ONE}  access: Gateway\n  networkPolicy: {{preset: Gateway}}\n  rollout: {{strategy: Swap}}\n",
         GOOD.replace("Size: 4", "Size: 8"),
         f"{ONE_GPU}    accelerator: {{resource: nvidia.com/mig-3g.40gb}}\n",
         f"{ONE_GPU}    claims: [{{name: gpu, resourceClaimTemplateName: one}}]\n",

@@ -52,6 +52,7 @@ def test_a_service_that_wakes_is_left_alone(
     ("found", "words"),
     [
         (service({"number": 7}), "team-a/chat is awake"),
+        (service({"number": 7, "state": "Swapping"}), "team-a/chat is awake"),
         (service(None), "team-a/chat is awake"),
         ({"spec": {}}, "team-a/chat is awake"),
         (service(ASLEEP, paused=True), "while spec.paused is true"),

@@ -258,6 +258,18 @@ def test_explain_says_for_which_tier_a_service_wakes_and_which_try_it_is() -> No
     )
 
 
+def test_a_service_that_swaps_its_only_replica_is_shown_as_such_and_is_no_problem() -> None:
+    sleep = {"number": 1, "state": "Swapping", "since": "2026-09-21T14:13:20Z"}
+    away = {"type": "Available", "status": "False", "reason": "Swapping", "message": "m"}
+    ready = {"type": "Ready", "status": "True", "reason": "Swapping", "message": "m"}
+    view = view_of(
+        service(summary={"ready": "0/1"}, replicas=1, sleep=sleep, conditions=[away, ready]), {}
+    )
+    assert dict(decision_rows(view))["Swap"] == "Swapping since 2026-09-21T14:13:20Z"
+    assert list(trouble_rows(view)) == []
+    assert "0/1 Swapping" in printed(fleet_table([view], NOW))
+
+
 def test_explain_says_why_a_service_never_sleeps() -> None:
     view = view_of(service(sleep={"number": 0, "message": "stays awake: no gateway"}), {})
     assert dict(decision_rows(view))["Sleep"] == "stays awake: no gateway"

@@ -39,7 +39,7 @@ def wake(
     try:
         found = objects.get_namespaced_custom_object(*place, name, _request_timeout=TIMEOUT_S)
         sleep = parse_sleep(found.get("status") or {})
-        _refuse_in_vain(service, found["spec"], is_awake=sleep.state is None)
+        _refuse_in_vain(service, found["spec"], is_awake=sleep.state is None or sleep.is_swapping)
         if sleep.is_waking:
             typer.echo(f"{service} wakes already; nothing changed")
             return

@@ -88,7 +88,7 @@ def _accelerator_lines(needs: Needs) -> list[str]:
     if needs.surge and needs.most:
         more = needs.accelerators(needs.surge)
         lines.append(
-            f"               {more} more during a rollout (rollout.maxSurge is {needs.max_surge}); none with rollout.strategy Replace"
+            f"               {more} more during a rollout (rollout.maxSurge is {needs.max_surge}); none with rollout.strategy Replace or Swap"
         )
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleetkeeper.api.profiles.profile import AcceleratorKind
-from fleetkeeper.api.types import InferenceServiceSpec, RolloutStrategy
+from fleetkeeper.api.types import AccessMode, InferenceServiceSpec, RolloutStrategy
 from fleetkeeper.commands.service.needs import Needs
 
 USUAL_MAX_PER_NODE = 8
@@ -20,18 +20,38 @@ def device_advice(spec: InferenceServiceSpec, needs: Needs) -> list[str]:
 
 
 def _rollout(spec: InferenceServiceSpec, needs: Needs) -> list[str]:
-    strategy, more = spec.rollout.strategy, needs.accelerators(needs.surge)
-    if not more or not needs.most:
-        return []
-    if strategy is RolloutStrategy.SURGE:
-        return [
-            f"rollout.strategy is Surge: without {more} free accelerator{'s' * (more > 1)}, a rollout waits and removes no old replica; Auto removes one after 120 s, Replace at once"
-        ]
     if needs.most == 1:
-        return [
-            f"with one replica, a rollout waits for {more} free accelerator{'s' * (more > 1)}; rollout.strategy Replace stops the replica first instead"
-        ]
+        return _rollout_of_one(spec, needs)
+    more = needs.accelerators(needs.surge)
+    if not more or not needs.most or spec.rollout.strategy is not RolloutStrategy.SURGE:
+        return []
+    return [
+        f"rollout.strategy is Surge: without {_free(more)}, a rollout waits and removes no old replica; Auto removes one after 120 s, Replace at once"
+    ]
+
+
+def _rollout_of_one(spec: InferenceServiceSpec, needs: Needs) -> list[str]:
+    """Return what a change costs if the only replica has the last accelerator."""
+    strategy, more = spec.rollout.strategy, needs.accelerators(needs.surge)
+    ways = "Replace stops the replica first, and requests fail meanwhile; Swap holds them and needs access: Gateway"
+    if spec.access is AccessMode.GATEWAY:
+        ways = (
+            "set rollout.strategy to Swap: the gateway holds requests while the replica is replaced"
+        )
+    if strategy is RolloutStrategy.REPLACE and needs.resources.accelerators:
+        what = "rollout.strategy is Replace, and there is one replica: requests fail while it is replaced"
+        swap = "Swap holds them and needs access: Gateway"
+        return [f"{what}; {ways if spec.access is AccessMode.GATEWAY else swap}"]
+    if strategy is RolloutStrategy.SURGE and more:
+        what = "rollout.strategy is Surge, and there is one replica"
+        return [f"{what}: without {_free(more)}, a rollout fails after 10 minutes; {ways}"]
+    if strategy is RolloutStrategy.AUTO and more:
+        return [f"with one replica, a rollout waits for {_free(more)}; {ways}"]
     return []
+
+
+def _free(accelerators: int) -> str:
+    return f"{accelerators} free accelerator{'s' * (accelerators > 1)}"
 
 
 def _size(needs: Needs) -> list[str]:

@@ -57,7 +57,7 @@ def needs_of(service: InferenceService, profile: EngineProfile) -> Needs:
     least, most = spec.scaling.min_replicas, spec.scaling.max_replicas
     if spec.replicas is not None:
         least = most = spec.replicas
-    surges = spec.rollout.strategy is not RolloutStrategy.REPLACE
+    surges = spec.rollout.strategy not in {RolloutStrategy.REPLACE, RolloutStrategy.SWAP}
     return Needs(
         profile=profile,
         resources=effective_resources(spec, profile),

@@ -28,7 +28,8 @@ class Assessment:
     child is written at all. `engine_problems` are the problems of engine pods that are not ready,
     those of the current revision first. `creation_problem` is the reason why engine pods cannot be
     created, `write_problem` the reason why a child cannot be written. `grants_problem` is the reason why engines
-    refuse every request. `flapping` is the problem of
+    refuse every request. `lack` and `swap_problem` are the reasons why an only replica is not replaced: no
+    accelerator for its successor, and no gateway that holds requests. `flapping` is the problem of
     a ready pod that keeps terminating. `pods` are all engine pods, including those that are being
     deleted, and `pod_problems` their problems by name. `starts` is the progress that starting engines
     report, by pod name. `is_router_bypassed` is true while the address still selects
@@ -45,6 +46,8 @@ class Assessment:
     replicas: ReplicaDecision | None = None
     suspended_replicas: int | None = None
     sleep: Sleep | None = None
+    lack: Problem | None = None
+    swap_problem: Problem | None = None
     rollout: RolloutDecision = field(default_factory=RolloutDecision)
     prefetch: PrefetchDecision = field(default_factory=PrefetchDecision)
     wanted_hash: str = ""
@@ -88,6 +91,11 @@ class Assessment:
     def is_waking(self) -> bool:
         """Return True if the first replica starts after a sleep."""
         return self.sleep is not None and self.sleep.is_waking and not self.is_stopped
+
+    @property
+    def is_swapping(self) -> bool:
+        """Return True if the only replica is replaced while gateways hold its requests."""
+        return self.sleep is not None and self.sleep.is_swapping
 
     @property
     def is_new_generation(self) -> bool:

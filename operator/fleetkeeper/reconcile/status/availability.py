@@ -15,6 +15,7 @@ from fleetkeeper.reconcile.status.value import (
     stopped,
     true,
 )
+from fleetkeeper.reconcile.strategy import CAPACITY_REASONS
 
 
 def available(assessment: Assessment) -> Value:
@@ -55,6 +56,8 @@ def _starting(assessment: Assessment) -> Value | None:
     """Report Starting from the first write on: a start changes the status once, not three times."""
     if assessment.is_waking:
         return false(Reason.WAKING)
+    if assessment.is_swapping:
+        return false(Reason.SWAPPING)
     is_wanted = assessment.replicas is not None and assessment.replicas.value > 0
     return false(Reason.STARTING) if is_wanted or assessment.facts.engine_pods else None
 
@@ -74,6 +77,20 @@ def _resting(assessment: Assessment) -> Value | None:
     if assessment.sleep is not None and assessment.sleep.failures:
         return false(Reason.WAKE_FAILED, assessment.sleep.message)
     return true(Reason.WAKING if is_waking else Reason.ASLEEP)
+
+
+def _swapping(assessment: Assessment) -> Value | None:
+    """Report a service that is unavailable only because its replica is replaced as ready.
+
+    Its successor finds no accelerator until the old pod has drained. Any other problem counts.
+    """
+    if not assessment.is_swapping or assessment.is_available or assessment.is_stopped:
+        return None
+    if assessment.blocked or assessment.rollout.failure or assessment.rollout.rollback:
+        return None
+    problem = assessment.problem
+    is_failing = problem is not None and problem.reason not in CAPACITY_REASONS
+    return None if is_failing else true(Reason.SWAPPING)
 
 
 def _silent(assessment: Assessment) -> Value | None:
@@ -139,6 +156,7 @@ _WHY_NOT_AVAILABLE: tuple[Check, ...] = (
 )
 _WHY_READY_OR_NOT: tuple[Check, ...] = (
     _resting,
+    _swapping,
     _silent,
     _blocked_since_change,
     _stopped,

@@ -117,6 +117,7 @@ def _by_pods(assessment: Assessment) -> Value | None:
         return true(refused.reason, refused.message)
     failing = (
         assessment.rollout.failure
+        or assessment.lack
         or assessment.problem
         or assessment.flapping
         or assessment.router_problem

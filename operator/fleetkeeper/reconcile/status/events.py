@@ -30,7 +30,7 @@ CALM = frozenset(
     }
 )
 """Reasons for not being ready that a user chose or that pass by themselves: no Warning event."""
-RESTS = frozenset({Reason.ASLEEP, Reason.WAKING})
+RESTS = frozenset({Reason.ASLEEP, Reason.WAKING, Reason.SWAPPING})
 """Reasons for being ready without a replica: no event that the service is ready."""
 
 
@@ -62,11 +62,15 @@ def sleep_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
     old, new = parse_sleep(before), parse_sleep(after)
     if new.state is old.state:
         return
+    if old.is_swapping:
+        yield Event(NORMAL, "SwapEnded", "The gateway no longer holds requests")
     if new.is_asleep and not new.failures:
         yield Event(NORMAL, "Asleep", "No request came, so the service releases its replicas")
     elif new.is_waking:
         rank = f" with the rank of tier {new.tier.label}" if new.tier is not None else ""
         yield Event(NORMAL, "Waking", f"The service starts its replicas{rank}")
+    elif new.is_swapping:
+        yield Event(NORMAL, "Swapping", Reason.SWAPPING.text)
 
 
 def _key(action: Action) -> tuple[str, str]:

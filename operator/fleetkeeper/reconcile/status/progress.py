@@ -22,8 +22,9 @@ def progressing(assessment: Assessment) -> Value:
     impossible = _without_progress(assessment)
     if impossible:
         return impossible
-    if assessment.prefetch.holds:
-        return true(Reason.PREFETCHING_MODEL, assessment.prefetch.message)
+    waits = _waits(assessment)
+    if waits:
+        return waits
     facts = assessment.facts
     wanted = assessment.replicas.value if assessment.replicas else facts.live_replicas or 0
     if not assessment.is_on_target and not (wanted == 0 and not facts.engine_pods):
@@ -65,9 +66,16 @@ def reconciling(assessment: Assessment) -> Value | None:
     """Decide Reconciling: a generation is not rolled out yet. Autoscaling does not set it."""
     if assessment.is_rolled_out or stalled(assessment) is not None or assessment.is_paused:
         return None
+    return _waits(assessment) or true(Reason.ROLLING_OUT, Reason.NOT_ROLLED_OUT.text)
+
+
+def _waits(assessment: Assessment) -> Value | None:
+    """Return why the new template is not written yet, None if it is."""
     if assessment.prefetch.holds:
         return true(Reason.PREFETCHING_MODEL, assessment.prefetch.message)
-    return true(Reason.ROLLING_OUT, Reason.NOT_ROLLED_OUT.text)
+    if assessment.swap_problem:
+        return true(assessment.swap_problem.reason, assessment.swap_problem.message)
+    return None
 
 
 def stalled(assessment: Assessment) -> Value | None:
