@@ -10,18 +10,16 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper.adapters.clock import SystemClock
-from fleetkeeper.adapters.keys import new_grant_keys
 from fleetkeeper.adapters.kubernetes.credentials import load_credentials
-from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVICE
+from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper.api.names import ANNOTATION_WAKE
 from fleetkeeper.common.sleep import Wake
-from fleetkeeper.reconcile.types import Kind
 from fleetkeeper.runtime.queue import KeyedQueue
 from fleetkeeper.runtime.state.cache import Cache
 from fleetkeeper.runtime.state.wake_marks import WakeMarks
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-from fleetkeeper_contract.sleep import GATEWAY_KEY, GATEWAY_VALUE, SleepState, WakeMark
+from fleetkeeper_contract.sleep import SleepState, WakeMark
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.errors import ApiError
@@ -31,8 +29,7 @@ from tests.support.chart.helm_chart import only, rendered
 from tests.support.gateway.gateway_world import MARKS, role, until
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import Live, World, operator_world, service
-
-CONFIG_MAP = CHILDREN[Kind.CONFIG_MAP]
+from tests.support.operators.wake_marks import CONFIG_MAP, mark, operator_with_marks
 
 
 @pytest_asyncio.fixture
@@ -54,19 +51,6 @@ def sleep_of(world: World) -> Live:
 
 def replicas(world: World) -> object:
     return (world.get("Deployment", "chat") or {}).get("spec", {}).get("replicas")
-
-
-async def operator_with_marks(world: World) -> OperatorProcess:
-    """Start an operator as a chart with the gateway does."""
-    keys = world.directory / "grant-jwks.json"
-    keys.write_text(new_grant_keys()["jwks.json"])
-    settings = {"FLEETKEEPER_WAKE_MARKS": MARKS, "FLEETKEEPER_GRANT_JWKS_FILE": str(keys)}
-    return await world.operator(env=settings).start().leads()
-
-
-async def mark(world: World, **marks: str) -> None:
-    """Write marks as a gateway does."""
-    await world.patch(CONFIG_MAP, MARKS, {"data": {GATEWAY_KEY: GATEWAY_VALUE, **marks}})
 
 
 async def operator_of_sleeping_service(world: World) -> OperatorProcess:

@@ -485,6 +485,19 @@ def test_it_does_not_end_while_the_old_pod_is_still_listed() -> None:
     assert sleep_of(act(world, plan_of(world))).state is SWAPPING
 
 
+@pytest.mark.parametrize("change", [{"replicas": 2}, {"rollout": {"strategy": "Surge"}}], ids=str)
+def test_an_old_pod_that_is_still_listed_ends_nothing(change: dict[str, Any]) -> None:
+    """It is being removed: what the spec wants now does not keep it."""
+    world = swapping(changed(serving()))
+    old = world.pods
+    world = replacing(world)
+    rollout = {"startupSeconds": STARTUP_S, **change.get("rollout", {"strategy": "Swap"})}
+    world = with_spec(world, **{**change, "rollout": rollout})
+    world = replace(world, pods=(*old, *world.pods))
+    assert [pod.ready for pod in world.pods] == [True, False]
+    assert sleep_of(act(world, plan_of(world))).state is SWAPPING
+
+
 def test_a_status_that_was_lost_says_swapping_again() -> None:
     """A person removed it, or a restore brought an old one: requests are held as soon as possible."""
     world = swapping(changed(serving()))
@@ -661,7 +674,7 @@ def takes_the_only_ready_pod(world: World, write: Apply) -> bool:
     """Return True if Kubernetes may remove the last ready pod because of this write."""
     spec = write.manifest["spec"]
     hash_ = spec["template"]["metadata"]["annotations"]["fleetkeeper.io/template-hash"]
-    ready = {pod.template_hash for pod in world.pods if pod.ready}
+    ready = {pod.template_hash for pod in world.pods if pod.ready and pod.component == "engine"}
     no_surge = spec["strategy"]["rollingUpdate"]["maxSurge"] == 0
     return bool(ready) and hash_ not in ready and spec["replicas"] == 1 and no_surge
 
