@@ -263,4 +263,4 @@ async def test_a_request_that_is_cancelled_leaves_no_connection_to_a_server_that
         await asyncio.sleep(0)  # transports close their sockets one round later
         left = psutil.Process().net_connections("tcp")
         writers[0].transport.abort()
-    assert [one for one in left if one.raddr and one.raddr.port == port] == []
+    assert [found for found in left if found.raddr and found.raddr.port == port] == []
