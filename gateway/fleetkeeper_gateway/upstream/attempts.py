@@ -93,8 +93,8 @@ class Upstream:
             sending: called with True once the request may have been sent, and with False once it is
                 known that it was not.
             wait_s: the time to try again, if it is shorter than the whole wait. 0: one attempt.
-            connected: called once an attempt has a connection. With it, an answer that sheds the request
-                (429) counts as not sent: its caller sends it again.
+            connected: called once an attempt has a connection; before, the request is not sent. With it,
+                an answer that sheds the request (429) counts as not sent: its caller sends it again.
 
         Raises:
             NotSent: if no service accepted it before the wait ended.
@@ -103,13 +103,22 @@ class Upstream:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._wait_s if wait_s is None else min(self._wait_s, wait_s))
         pause_s = _FIRST_PAUSE_S
+
+        def at_connection() -> None:
+            sending(True)
+            if connected is not None:
+                connected()
+
         while True:
             made = attempt()
             if made is None:
                 raise NotSent("service_gone")
-            sending(True)
+            if connected is None:
+                sending(True)
             try:
-                return await self._send(made, path, query, body, connected)
+                return await self._send(
+                    made, path, query, body, None if connected is None else at_connection
+                )
             except NotSent as error:
                 sending(False)
                 metrics.NOT_SENT.labels(error.reason).inc()
