@@ -33,7 +33,9 @@ def chapter(door: FrontDoor, fleet: Fleet, say: Callable[[str], None]) -> list[s
     key = door.create_key(KEY, fleet.namespace)
     fleet.change({"replicas": 1, "rollout": {"strategy": "Swap"}})
     fleet.await_ready(1)
-    say("swap: a changed spec.engine.maxModelLength replaces the only replica, without room for a second one")
+    say(
+        "swap: a changed spec.engine.maxModelLength replaces the only replica, without room for a second one"
+    )
     began = time.monotonic()
     sent = swap(door, key, fleet, {"engine": {"maxModelLength": SHORTER}})
     fleet.await_ready(1)

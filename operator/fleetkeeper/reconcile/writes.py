@@ -187,7 +187,7 @@ def _decide_children(
         prefetch=prefetch,
         router=router,
         is_router_bypassed=is_router_bypassed,
-        is_asleep=replicas.reason is Reason.ASLEEP,
+        is_asleep=replicas.reason is Reason.ASLEEP or _awaits_address(inputs),
     )
     engine_key = (Kind.DEPLOYMENT, names.engine_name(service.name))
     untouched = {(Kind.SERVICE, names.address_name(service.name))} if is_router_bypassed else set()
@@ -201,6 +201,17 @@ def _decide_children(
         now=inputs.now,
         untouched=frozenset(untouched),
     )
+
+
+def _awaits_address(inputs: ReconcileInputs) -> bool:
+    """Return True until the first engine of a wake has an address, which the router finds by DNS.
+
+    A router that asks earlier learns that there is none, which DNS servers keep for 5 s and more.
+    """
+    facts = inputs.facts
+    is_off = facts.router is not None and facts.router.desired_replicas == 0
+    is_waking = parse_sleep(inputs.status).is_waking
+    return is_waking and is_off and not any(pod.ip for pod in facts.engine_pods)
 
 
 def _router_kind(router: Router | None) -> str | None:

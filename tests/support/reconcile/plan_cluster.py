@@ -186,7 +186,7 @@ def _kubelet(world: World) -> Iterator[Pod]:
                 continue
             free -= 1
             placed = replace(pod, scheduled_since=world.now)
-        yield _behave(world, replace(placed, scheduled=True, unschedulable=""))
+        yield _behave(world, replace(placed, scheduled=True, unschedulable="", ip="10.0.0.1"))
 
 
 def _behave(world: World, pod: Pod) -> Pod:

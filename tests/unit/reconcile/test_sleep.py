@@ -179,7 +179,7 @@ def test_a_late_mark_of_an_earlier_sleep_wakes_nothing() -> None:
 
 @pytest.mark.parametrize("tier", Tier)
 def test_a_mark_wakes_it(tier: Tier) -> None:
-    """First the status, with the tier that the budget counts; then engine and router together."""
+    """First the status, with the tier that the budget counts; then the engine, and the router."""
     world = marked(asleep(), tier)
     plan = plan_of(world)
     assert plan.actions == ()
@@ -188,8 +188,8 @@ def test_a_mark_wakes_it(tier: Tier) -> None:
     assert plan.status["sleep"]["tier"] == tier.label
     world = act(world, plan)
     writes = [item for item in plan_of(world).actions if isinstance(item, Apply)]
-    assert {item.name for item in writes} == {"chat", "chat-fk-router"}
-    world = live(world, 4.0, 1.0)
+    assert {item.name for item in writes} == {"chat"}
+    world = live(world, 5.0, 1.0)
     assert replicas(world) == (1, 2)
     assert world.condition("Ready") == ("True", "Waking")
     assert world.condition("Available") == ("False", "Waking")
@@ -304,6 +304,22 @@ def test_a_mark_before_the_first_pod_is_removed_costs_no_start() -> None:
     world = settle(replace(act(world, plan_of(world)), idle=NOT_IDLE))
     assert world.pods == pods
     assert sleep_of(world) == Sleep(1, since=sleep_of(world).since)
+
+
+def test_the_router_starts_once_an_engine_has_an_address() -> None:
+    """It finds engines by DNS. A name without addresses is one that DNS servers keep for seconds."""
+    world = marked(asleep())
+    world = act(world, plan_of(world))
+    assert sleep_of(world).state is SleepState.WAKING
+    world = act(world, plan_of(world))
+    assert replicas(world) == (1, 0)
+    assert plan_of(world).actions == ()
+    world = step(world, 1.0)
+    assert not world.ready
+    world = act(world, plan_of(world))
+    assert replicas(world) == (1, 2)
+    without_engine = replace(world, pods=())
+    assert plan_of(without_engine).actions == (), "it stays when that engine is gone"
 
 
 def test_it_wakes_until_a_router_is_ready_too() -> None:
