@@ -95,7 +95,7 @@ def await_good(fleet: Fleet) -> None:
 def test_no_request_fails_while_the_only_replica_is_replaced(
     single: Fleet, door: FrontDoor
 ) -> None:
-    """Before, during and after the swap. Some were held: they took as long as the new replica's start."""
+    """Before, during and after the swap. The new replica may start while the old one drains."""
     key = door.create_key("swap", single.namespace)
     before = {pod.uid for pod in single.engines()}
     with steady_requests(door, key, single.name) as calls:
@@ -109,7 +109,6 @@ def test_no_request_fails_while_the_only_replica_is_replaced(
     assert [
         (call.answer.status, call.answer.body) for call in calls if call.answer.status != 200
     ] == []
-    assert max(call.waited_s for call in calls) > 2.0, "none was held"
     assert not before & {pod.uid for pod in single.engines()}
     assert len(single.status()["sleep"]["startSeconds"]) == 1
     assert says(single, "replica is replaced", "Swapping")

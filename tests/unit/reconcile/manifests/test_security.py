@@ -43,7 +43,7 @@ Built = list[tuple[InferenceService, tuple[Manifest, ...]]]
 def built(request: pytest.FixtureRequest) -> Built:
     """The services and their children, half of them on each profile."""
     found: Built = []
-    for number, service in enumerate(random_services(seed=4, count=request.param)):
+    for number, service in enumerate(random_services(seed=5, count=request.param)):
         profile = CONTEXT.catalog.resolve(("cuda", "cpu")[number % 2])
         assert allowed(service, profile)
         found.append((service, desired_children(service, profile, CONTEXT, replicas=number % 9)))
