@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetkeeper.api.conditions import ConditionType, Status, previous_condition
+from fleetkeeper.common.sleep import parse_sleep
 from fleetkeeper.reconcile.inputs import ReconcileInputs
 from fleetkeeper.reconcile.types import Revision
 from fleetkeeper_contract import rfc3339
@@ -84,6 +85,7 @@ def _ready_for_s(inputs: ReconcileInputs, current: Revision) -> float | None:
 
     None means that there is no evidence. The condition Ready is evidence only for a single revision
     that was created before the condition became True. Otherwise it could refer to another revision.
+    It is True without a pod while the service sleeps or wakes, so only the time since then counts.
     """
     since = [
         pod.ready_since
@@ -91,8 +93,9 @@ def _ready_for_s(inputs: ReconcileInputs, current: Revision) -> float | None:
         if pod.ready and pod.ready_since is not None
     ]
     ready = previous_condition(inputs.status, ConditionType.READY) or {}
-    ready_at = rfc3339.parse(ready.get("lastTransitionTime"))
+    ready_at, sleep = rfc3339.parse(ready.get("lastTransitionTime")), parse_sleep(inputs.status)
     is_evidence = ready.get("status") == Status.TRUE and len(inputs.facts.revisions) == 1
+    is_evidence = is_evidence and not (sleep.is_asleep or sleep.is_waking)
     if is_evidence and ready_at is not None and current.created <= ready_at:
-        since.append(ready_at)
+        since.append(max(ready_at, sleep.since))
     return inputs.now - min(since) if since else None

@@ -161,6 +161,8 @@ def _remembers(
         found["suspendedReplicas"] = suspended
     if sleep.state is not parse_sleep(inputs.status).state:
         found["sleep"] = sleep.to_status()
+        if last_good is not None:
+            found["lastGood"] = last_good.to_status()
     return found
 
 

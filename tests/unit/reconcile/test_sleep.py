@@ -12,6 +12,7 @@ from fleetkeeper.common.budget import Allowance
 from fleetkeeper.common.sleep import NOT_IDLE, Idle, Sleep, Wake, parse_sleep
 from fleetkeeper.common.values import ReplicaAllocation
 from fleetkeeper.reconcile.context import default_context
+from fleetkeeper.reconcile.last_good import GOOD_AFTER_S
 from fleetkeeper.reconcile.plan import Apply
 from fleetkeeper.reconcile.sleep import BACKOFF_S, NO_AUTO, NO_GATEWAY, OPEN_ACCESS, SETTLED_S
 from fleetkeeper.reconcile.types import Kind
@@ -34,9 +35,14 @@ ROUTER = (Kind.DEPLOYMENT, "chat-fk-router")
 
 def awake(**spec: Any) -> World:
     """Return a settled service with requests, whose gateway can hold and wake."""
+    return settle(new(**spec))
+
+
+def new(**spec: Any) -> World:
+    """Return a new service, whose gateway can hold and wake."""
     world = new_world(**{**SLEEPS, **spec})
     context = replace(default_context(), grant_keys=KEYS)
-    return settle(replace(world, context=context, wake=Wake(can_wake=True)))
+    return replace(world, context=context, wake=Wake(can_wake=True))
 
 
 def idle(world: World) -> World:
@@ -467,6 +473,41 @@ def test_a_template_changed_asleep_runs_at_the_next_wake() -> None:
     assert world.status["lastGood"]["templateHash"] == good
     world = settle(marked(world))
     assert world.status["lastGood"]["templateHash"] == world.engine.template_hash
+
+
+def test_a_template_changed_asleep_is_good_after_a_minute_of_a_ready_pod() -> None:
+    world = asleep()
+    good = world.status["lastGood"]["templateHash"]
+    world = settle(with_spec(world, model={"source": "pvc://models/other"}))
+    world = live(replace(marked(world), now=world.now + 3600), 15.0)
+    since = min(pod.ready_since or 0.0 for pod in world.pods)
+    changed = with_spec(world, model={"source": "pvc://models/third"})
+    early = replace(changed, now=since + GOOD_AFTER_S - 10)
+    assert act(early, plan_of(early)).status["lastGood"]["templateHash"] == good
+    late = replace(changed, now=since + GOOD_AFTER_S + 10)
+    assert act(late, plan_of(late)).status["lastGood"]["templateHash"] != good
+
+
+def test_an_hour_of_sleep_proves_no_template() -> None:
+    """Its pods were ready for less than a minute, and Ready is True while it sleeps."""
+    world = live(idle(new(scaling={"sleep": {"minAwakeSeconds": 0}})), 20.0)
+    assert world.ready == 1
+    world = replace(world, status_written=None)
+    for _ in range(3):
+        world = idle(replace(world, now=world.now + SETTLED_S + 1))
+        world = act(world, plan_of(world))
+    world = settle(replace(idle(world), now=world.now + 3600))
+    assert sleep_of(world).state is SleepState.ASLEEP
+    assert "lastGood" not in world.status
+
+
+def test_what_proves_the_template_is_remembered_before_the_pods_go() -> None:
+    world = step(live(new(scaling={"sleep": {"minAwakeSeconds": 0}}), 20.0), 120.0)
+    assert "lastGood" not in world.status
+    plan = plan_of(idle(world))
+    assert plan.status is not None
+    assert plan.status["sleep"]["state"] == "GoingToSleep"
+    assert plan.status["lastGood"]["templateHash"] == world.engine.template_hash
 
 
 def test_a_service_that_never_sleeps_has_no_such_status() -> None:
