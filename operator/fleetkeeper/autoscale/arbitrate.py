@@ -1,7 +1,7 @@
 """Arbitration: turn the recommendations of all services into allocations within the GPU budget.
 
 Order: realtime before standard before batch, then the largest breach of an objective; minimums before
-growth. Every new replica, including those from spec.replicas or minReplicas, must fit in the budget
+growth. The first start of a service that may sleep is the last of them: others wait with requests. Every new replica, including those from spec.replicas or minReplicas, must fit in the budget
 (common/budget.py).
 
 A replica that its load needs is not removed for another service. One that only waits for the next surge is:
@@ -56,6 +56,8 @@ class Want:
     """Replicas that could be removed, if they were not kept for the next surge."""
     has_released: bool = False
     """True if such a replica was removed for another service, which may not have its accelerators yet."""
+    is_first_start: bool = False
+    """True for a service that may sleep and has no replica yet, although it neither sleeps nor wakes."""
 
     @property
     def key(self) -> ServiceKey:
@@ -110,8 +112,9 @@ def want_of(
     start to make room.
     """
     settings, handover_s = inputs.settings, HANDOVER_S + cold_start_s
+    is_first_start = _is_first_start(inputs)
     lacks = Lack.NOTHING
-    if lacks_since is not None and now - lacks_since >= handover_s:
+    if lacks_since is not None and not is_first_start and now - lacks_since >= handover_s:
         lacks = Lack.LONG if memory.direct_since is None else Lack.CONFIRMED
     is_pin_due = (
         not settings.activation.is_scaled and not settings.paused and not inputs.scale_up_blocked
@@ -131,7 +134,14 @@ def want_of(
         lacks=lacks,
         kept=kept if settings.tunes_replicas else 0,
         has_released=now - memory.released < handover_s,
+        is_first_start=is_first_start,
     )
+
+
+def _is_first_start(inputs: ControlInputs) -> bool:
+    settings = inputs.settings
+    is_awake = settings.activation.is_scaled and settings.waking_tier is None
+    return settings.sleep_after_s is not None and is_awake and inputs.replicas == 0
 
 
 def _tier_of(inputs: ControlInputs, signals: Signals, replicas: Decision[int]) -> Tier:
@@ -208,8 +218,8 @@ def _ask(
         return
 
 
-def _urgency(want: Want) -> tuple[bool, int, float, ServiceKey]:
-    return want.has_released, want.tier, -want.breach, want.key
+def _urgency(want: Want) -> tuple[bool, bool, int, float, ServiceKey]:
+    return want.is_first_start, want.has_released, want.tier, -want.breach, want.key
 
 
 def _grant(want: Want, up_to: int, granted: dict[ServiceKey, Allocation], usage: Usage) -> None:

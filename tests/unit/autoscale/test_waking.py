@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleetkeeper.autoscale.arbitrate import Want, arbitrate
+from fleetkeeper.autoscale.arbitrate import Lack, Want, arbitrate
 from fleetkeeper.autoscale.types import ControlSettings
 from fleetkeeper.common.budget import Budget
 from fleetkeeper_contract.tiers import Tier
@@ -22,6 +22,12 @@ def waking(tier: Tier | None, name: str = "waking", replicas: int = 1) -> Want:
     decision = loop.tick(gpus_per_replica=1)
     assert decision.replicas.reason == "MinReplicas"
     return replace(decision.want, name=name)
+
+
+def new(name: str, sleep_after_s: float | None = 900.0) -> Want:
+    """Return what the control loop recommends for a service that never had a replica."""
+    loop = Loop(ControlSettings(sleep_after_s=sleep_after_s), replicas=0)
+    return replace(loop.tick(gpus_per_replica=1).want, name=name)
 
 
 def granted(*wants: Want, gpus: int) -> dict[str, int]:
@@ -50,3 +56,22 @@ def test_the_tier_counts_among_minimums_that_are_not_met() -> None:
 
 def test_a_waking_service_takes_no_replica_that_runs() -> None:
     assert granted(BUSY, waking(Tier.REALTIME), gpus=3) == {"busy": 3, "waking": 0}
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_the_first_start_of_a_service_that_may_sleep_comes_after_every_wake(tier: Tier) -> None:
+    """Requests wait for the other one. A service that never sleeps ranks as before."""
+    assert granted(new("a"), waking(tier), gpus=1) == {"a": 0, "waking": 1}
+    assert granted(new("a"), waking(tier), gpus=2) == {"a": 1, "waking": 1}
+    assert granted(new("a"), new("b", sleep_after_s=None), gpus=1) == {"a": 0, "b": 1}
+    assert granted(BUSY, new("a"), gpus=4) == {"busy": 3, "a": 1}, "a minimum, before growth"
+
+
+@pytest.mark.parametrize(("sleep_after_s", "lacks"), [(900.0, Lack.NOTHING), (None, Lack.LONG)])
+def test_no_service_gives_up_a_replica_for_a_first_start(
+    sleep_after_s: float | None, lacks: Lack
+) -> None:
+    """However long it waits. A service that never sleeps gets one that a neighbor keeps for a surge."""
+    loop = Loop(ControlSettings(sleep_after_s=sleep_after_s), replicas=0)
+    loop.memory = replace(loop.memory, lacks_since=loop.now - 7200.0)
+    assert loop.tick(gpus_per_replica=1).want.lacks is lacks
