@@ -142,6 +142,7 @@ NOTHING_TO_DO: frozenset[Reason] = frozenset(
         Reason.AT_MINIMUM,
         Reason.EXTERNAL,
         Reason.ASLEEP,
+        Reason.NEVER_STARTED,
         Reason.WAKING,
         Reason.SWAPPING,
     }

@@ -204,6 +204,10 @@ class Reason(DocumentedEnum):
         "Asleep",
         "The service has no replicas because no request came. The next one wakes it.",
     )
+    NEVER_STARTED = (
+        "NeverStarted",
+        "The service has never started, because there was no room for it. The next request starts it.",
+    )
     WAKE_FAILED = (
         "WakeFailed",
         "The last start from sleep failed. Its accelerators are free again, and the next wake waits.",

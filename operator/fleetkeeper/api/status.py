@@ -117,7 +117,12 @@ class SleepStatus(Section):
         None, description="Number of failed starts in a row. Absent if it is 0."
     )
     message: Text | None = Field(
-        None, description="Why the last start failed, or why the service stays awake."
+        None,
+        description="Why the last start failed, why the service never started, or why it stays awake.",
+    )
+    never_started: bool | None = Field(
+        None,
+        description="True if there was no room for the first start of the service. Absent once a start succeeded.",
     )
     start_seconds: tuple[Count, ...] | None = Field(
         None, max_length=KEPT_STARTS, description="Durations of the last starts in seconds."

@@ -2,6 +2,7 @@
 
     awake ──idle──► GoingToSleep ──idle still, read directly──► Asleep ──mark──► Waking ──available──► awake
                         └──mark, or a request──► awake             ▲──────start failed──────┘
+    new ──no room for its first start──────────────────────────────┘
 
     awake ──the only replica is to be replaced──► Swapping ──the new one serves──► awake
 
@@ -32,7 +33,9 @@ class Sleep:
     failures: int = 0
     """Failed starts in a row."""
     message: str = ""
-    """Why the last start failed, or why the service stays awake."""
+    """Why the last start failed, why the service never started, or why it stays awake."""
+    never_started: bool = False
+    """True if a new service had no room to start, until a start succeeds."""
     start_seconds: tuple[int, ...] = field(default=())
     """Durations of the last starts, oldest first."""
 
@@ -51,6 +54,13 @@ class Sleep:
         """Return True if the only replica is replaced."""
         return self.state is SleepState.SWAPPING
 
+    @property
+    def shown_state(self) -> str:
+        """Return the state in one word for people, "" while the service is awake."""
+        if self.is_asleep and self.never_started:
+            return "NeverStarted"
+        return self.state.value if self.state is not None else ""
+
     def to_status(self) -> dict[str, Any]:
         """Return `status.sleep`, empty if it never slept or swapped and nothing is to be said."""
         found: dict[str, Any] = {
@@ -59,6 +69,7 @@ class Sleep:
             "tier": None if self.tier is None else self.tier.label,
             "failures": self.failures or None,
             "message": self.message or None,
+            "neverStarted": self.never_started or None,
             "startSeconds": list(self.start_seconds) or None,
         }
         found = {key: value for key, value in found.items() if value is not None}
@@ -112,6 +123,7 @@ def parse_sleep(status: Mapping[str, Any]) -> Sleep:
         tier=TIER_BY_LABEL.get(str(part.get("tier"))),
         failures=_whole(part.get("failures")),
         message=str(part.get("message") or ""),
+        never_started=part.get("neverStarted") is True,
         start_seconds=tuple(map(_whole, starts))[-KEPT_STARTS:] if isinstance(starts, list) else (),
     )
 

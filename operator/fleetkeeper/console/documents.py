@@ -103,7 +103,9 @@ def _summary(view: ServiceView, spec: Mapping[str, Any]) -> Document:
         "name": view.name,
         "simulated": view.is_simulated,
         "tone": _tone(view, is_ready=is_ready, has_trouble=is_degraded),
-        "ready": (view.sleep.state or "Ready") if is_ready else ready.get("reason") or "Unknown",
+        "ready": (view.sleep.shown_state or "Ready")
+        if is_ready
+        else ready.get("reason") or "Unknown",
         "readyMessage": ready.get("message") or ("" if ready else NO_CONDITION),
         "readyReplicas": view.ready.split("/")[0],
         "wanted": view.wanted,

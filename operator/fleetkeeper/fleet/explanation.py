@@ -31,7 +31,7 @@ COUNTS = (
 )
 START_STAGES = ("scheduling", "image")
 """The stages of a start that the operator measures."""
-GOOD_IN_SLEEP = frozenset({"Asleep", "Waking", "Swapping", "NoMetrics"})
+GOOD_IN_SLEEP = frozenset({"Asleep", "NeverStarted", "Waking", "Swapping", "NoMetrics"})
 """Reasons of conditions that are no problem while a service sleeps, wakes or swaps its only replica."""
 GOOD_WHEN_FALSE = frozenset({"Degraded", "ScalingLimited", "Progressing", "Reconciling", "Stalled"})
 
@@ -109,7 +109,12 @@ def sleep_rows(view: ServiceView) -> Iterator[Row]:
         rank = f", with the rank of tier {sleep.tier.label}" if sleep.tier is not None else ""
         failed = f", after failed starts: {sleep.failures}" if sleep.failures else ""
         title = "Swap" if sleep.is_swapping else "Sleep"
-        yield title, f"{sleep.state} since {rfc3339.format(sleep.since)}{rank}{failed}"
+        is_new = sleep.is_asleep and sleep.never_started and not sleep.failures
+        why = f": {sleep.message}" if is_new else ""
+        yield (
+            title,
+            f"{sleep.shown_state} since {rfc3339.format(sleep.since)}{rank}{failed}{why}",
+        )
     elif sleep.message:
         yield "Sleep", sleep.message
 

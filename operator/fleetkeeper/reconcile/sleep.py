@@ -12,12 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import ANNOTATION_WAKE
 from fleetkeeper.api.types import AccessMode, InferenceServiceSpec, RoutingPolicy, ScalingMode
+from fleetkeeper.common.budget import bounded_replicas
 from fleetkeeper.common.sleep import Sleep, parse_sleep
 from fleetkeeper.reconcile.inputs import ReconcileInputs
-from fleetkeeper.reconcile.observe.facts import Facts
+from fleetkeeper.reconcile.observe.facts import Facts, lacks_room
+from fleetkeeper.reconcile.observe.problem import Problem, say
 from fleetkeeper.reconcile.rollout import decide_failure
+from fleetkeeper.reconcile.strategy import CAPACITY_REASONS, REPLACE_AFTER_S
 from fleetkeeper_contract.sleep import KEPT_STARTS, SleepState, WakeMark
 from fleetkeeper_contract.tiers import Tier
 
@@ -44,8 +48,17 @@ class SleepDecision:
     again_after_s: float | None = None
 
 
-def decide_sleep(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> SleepDecision:
-    """Decide the next state of a service's sleep."""
+def decide_sleep(
+    inputs: ReconcileInputs,
+    spec: InferenceServiceSpec,
+    gpus_per_replica: int,
+    *,
+    was_good: bool,
+) -> SleepDecision:
+    """Decide the next state of a service's sleep.
+
+    `gpus_per_replica` is the request of the wanted template. `was_good` is true if a template has run well.
+    """
     before = parse_sleep(inputs.status)
     if spec.paused or spec.suspend or spec.replicas == 0 or before.is_swapping:
         return SleepDecision(before)  # `reconcile.swap` decides the end of a swap
@@ -53,7 +66,9 @@ def decide_sleep(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> SleepDe
     if why_awake is not None or spec.replicas is not None:
         return SleepDecision(_awake(before, inputs.now, message=why_awake or ""))
     if before.state is None:
-        return _while_awake(inputs, spec, replace(before, message=""))
+        is_new = not was_good and before.number == 0
+        lack = _lack_of_room(inputs, spec, gpus_per_replica) if is_new else None
+        return _while_awake(inputs, spec, replace(before, message=""), lack)
     if before.state is SleepState.GOING_TO_SLEEP:
         return _while_going(inputs, before)
     if before.state is SleepState.ASLEEP:
@@ -72,13 +87,55 @@ def _why_never(inputs: ReconcileInputs, spec: InferenceServiceSpec) -> str | Non
     return None if inputs.context.grant_keys else NO_GATEWAY
 
 
+def _lack_of_room(
+    inputs: ReconcileInputs, spec: InferenceServiceSpec, gpus_per_replica: int
+) -> Problem | None:
+    """Return why no replica of a new service finds a place, with the time since when; None if one may start."""
+    facts, diagnosis = inputs.facts, inputs.diagnosis
+    if facts.current is None or inputs.is_new_generation:
+        return None
+    if not facts.live_replicas:
+        least, allowance = spec.scaling.min_replicas, inputs.snapshot.gpu_allowance
+        fits, limited_by = bounded_replicas(least, 0, gpus_per_replica, allowance)
+        if fits or not limited_by:
+            return None
+        what = f"{limited_by} allows no replica"
+        return Problem(Reason.GPU_BUDGET, say(what), facts.current.created)
+    refused = diagnosis.creation_problem
+    if not facts.engine_pods and refused and refused.reason is Reason.QUOTA_EXCEEDED:
+        return refused
+    found = dict(diagnosis.by_pod)
+    waiting = [
+        found[pod.name] for pod in facts.engine_pods if pod.name in found and lacks_room(pod)
+    ]
+    is_all = len(waiting) == len(facts.engine_pods)
+    is_room = all(problem.reason in CAPACITY_REASONS for problem in waiting)
+    return waiting[0] if waiting and is_all and is_room else None
+
+
+def _without_room(before: Sleep, problem: Problem, now: float) -> SleepDecision:
+    """Let a new service sleep that found no room for a while: its pods would get the next accelerators.
+
+    A service with requests gets those instead. A node that an autoscaler adds later serves the next wake.
+    """
+    left_s = (problem.since or now) + REPLACE_AFTER_S - now
+    if left_s > 0:
+        return SleepDecision(before, left_s)
+    advice = "The next request, or fleetkeeper wake, starts it if there is room."
+    message = say("The service never started", f"{problem.reason}: {problem.message}", advice)
+    asleep = _next(before, SleepState.ASLEEP, now, number=before.number + 1)
+    return SleepDecision(replace(asleep, message=message, never_started=True))
+
+
 def _while_awake(
-    inputs: ReconcileInputs, spec: InferenceServiceSpec, before: Sleep
+    inputs: ReconcileInputs, spec: InferenceServiceSpec, before: Sleep, lack: Problem | None
 ) -> SleepDecision:
     settings, snapshot = spec.scaling.sleep, inputs.snapshot
-    if settings is None or not snapshot.idle.is_idle or not snapshot.wake.can_wake:
+    if settings is None or not snapshot.wake.can_wake:
         return SleepDecision(before)
-    if not _is_settled(inputs):
+    if lack is not None:
+        return _without_room(before, lack, inputs.now)
+    if not snapshot.idle.is_idle or not _is_settled(inputs):
         return SleepDecision(before)
     if snapshot.idle.read_at < before.since + SETTLED_S:
         # A request that a gateway held has not reached the pods that were read before.
@@ -102,7 +159,7 @@ def _while_going(inputs: ReconcileInputs, before: Sleep) -> SleepDecision:
 
 
 def _while_asleep(inputs: ReconcileInputs, before: Sleep) -> SleepDecision:
-    if inputs.is_new_generation:
+    if inputs.is_new_generation and before.failures:
         # A changed spec may start. Its first wake does not wait for the failures of another one.
         before = replace(before, failures=0, message="")
     mark = _mark_of(inputs, before)

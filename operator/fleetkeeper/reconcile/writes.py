@@ -70,7 +70,8 @@ def decide_writes(
     spec, wanted_hash = wanted.service.spec, wanted.template_hash
     last_good, good_again = decide_last_good(inputs, wanted_hash)
     suspended = decide_suspended(spec, inputs.status, inputs.facts.live_replicas)
-    sleep = decide_sleep(inputs, spec)
+    gpus = gpus_of(wanted.template, inputs)
+    sleep = decide_sleep(inputs, spec, gpus, was_good=last_good is not None)
     assessment = replace(assessment, sleep=sleep.sleep)
     remembers = _remembers(inputs, last_good, wanted_hash, suspended, sleep.sleep)
     if remembers and not spec.paused:

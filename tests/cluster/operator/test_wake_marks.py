@@ -28,7 +28,7 @@ from tests.support.chart.gateway_chart import gateway_values
 from tests.support.chart.helm_chart import only, rendered
 from tests.support.gateway.gateway_world import MARKS, role, until
 from tests.support.operators.operator_process import OperatorProcess
-from tests.support.operators.operator_world import Live, World, operator_world, service
+from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 from tests.support.operators.wake_marks import CONFIG_MAP, mark, operator_with_marks
 
 
@@ -45,12 +45,17 @@ def asleep(world: World, number: int) -> Live:
     return {**status, "sleep": {"number": number, "state": SleepState.ASLEEP.value, "since": since}}
 
 
-def sleep_of(world: World) -> Live:
-    return ((world.fis() or {}).get("status") or {}).get("sleep") or {}
+def sleep_of(world: World, name: str = "chat") -> Live:
+    return ((world.fis(name) or {}).get("status") or {}).get("sleep") or {}
 
 
 def replicas(world: World) -> object:
     return (world.get("Deployment", "chat") or {}).get("spec", {}).get("replicas")
+
+
+def pods(world: World, name: str) -> list[str]:
+    """Return the names of a service's pods, also of those that end."""
+    return [pod for (kind, pod) in world.objects if kind == "Pod" and pod.startswith(f"{name}-")]
 
 
 async def operator_of_sleeping_service(world: World) -> OperatorProcess:
@@ -152,3 +157,43 @@ async def test_the_rights_of_the_chart_are_enough_and_allow_no_mark(world: World
         with pytest.raises(ApiError, match="403"):
             await client.request("GET", CONFIG_MAP.path(world.namespace))
     assert metrics.registry.get_sample_value("fleetkeeper_errors_total") is None
+
+
+async def test_a_new_service_without_room_sleeps_until_a_mark_and_a_free_accelerator(
+    world: World,
+) -> None:
+    """Its pending pod goes, so that the next free accelerator is for a service with requests."""
+    label = {f"{world.namespace}/only": "one"}
+    world.plane.add_nodes(1, gpus=1, labels=label)
+    own = {
+        "access": "Gateway",
+        "scaling": {"maxReplicas": 1, "sleep": {}},
+        "placement": {"nodeSelector": label},
+    }
+    operator = await operator_with_marks(world, waits={"reconcile.sleep.REPLACE_AFTER_S": 3.0})
+    await world.until("the ConfigMap", lambda: world.get("ConfigMap", MARKS))
+    await mark(world)
+    await world.create(service("first", **own))
+    await world.ready("first")
+    await world.create(service("second", **own))
+    await world.until("never started", lambda: sleep_of(world, "second").get("neverStarted"))
+    await world.until("no pod", lambda: pods(world, "second") == [])
+    await world.quiet()
+    ready = condition(world.fis("second"), "Ready")
+    assert (ready["status"], ready["reason"]) == ("True", "NeverStarted")
+    assert "nvidia.com/gpu" in ready["message"]
+    events = await world.wait_for_event("second", "Normal", "The service never started")
+    assert [event["reason"] for event in events] == ["NeverStarted"]
+    since = world.mark()
+    await world.delete(INFERENCE_SERVICE, "first")
+    await world.until("the accelerator is free", lambda: pods(world, "first") == [])
+    await world.quiet()
+    assert [write for write in world.writes(since) if "second" in write.name] == []
+    second = (world.fis("second") or {})["metadata"]["uid"]
+    await mark(world, **{second: f"{sleep_of(world, 'second')['number']}.standard"})
+    await world.until(
+        "answers", lambda: condition(world.fis("second"), "Available").get("status") == "True"
+    )
+    assert sleep_of(world, "second").keys() == {"number", "since", "startSeconds"}
+    assert condition(world.fis("second"), "Ready")["reason"] == "AllReplicasReady"
+    assert operator.tracebacks() == []

@@ -134,13 +134,15 @@ def test_tones_of_breakers_conditions_and_replicas() -> None:
     assert vision["replicaStates"][0]["stageText"] == "The pod waits for a node."
 
 
-def test_a_service_that_sleeps_is_good_and_named_so() -> None:
+@pytest.mark.parametrize("reason", ["Asleep", "NeverStarted"])
+def test_a_service_that_sleeps_is_good_and_named_so(reason: str) -> None:
     fleet = fleet_at(NOW, NOW)
     chat = next(item for item in fleet.services if item["metadata"]["name"] == "chat")
-    chat["status"]["sleep"] = {"number": 1, "state": "Asleep"}
-    chat["status"]["conditions"][1].update(status="False", reason="Asleep")
+    is_new = reason == "NeverStarted"
+    chat["status"]["sleep"] = {"number": 1, "state": "Asleep", "neverStarted": is_new}
+    chat["status"]["conditions"][1].update(status="False", reason=reason)
     samples = Samples()
     samples.add(fleet, NOW)
     document = service_document(samples, chat_key())["service"]
-    assert (document["ready"], document["tone"], document["problems"]) == ("Asleep", "good", [])
+    assert (document["ready"], document["tone"], document["problems"]) == (reason, "good", [])
     assert {row["tone"] for row in document["conditions"]} == {"good"}

@@ -251,6 +251,20 @@ def test_a_service_that_sleeps_is_shown_as_such_and_is_no_problem() -> None:
     assert "0/0 Asleep" in printed(fleet_table([view], NOW))
 
 
+def test_a_service_that_never_started_says_why_and_is_no_problem() -> None:
+    status = asleep(number=1, neverStarted=True, message="no room")["status"]
+    for row in status["conditions"][:2]:
+        row["reason"] = "NeverStarted"
+    view = view_of(service(**status), {})
+    assert list(trouble_rows(view)) == []
+    expected = "NeverStarted since 2026-09-21T14:13:20Z: no room"
+    assert dict(decision_rows(view))["Sleep"] == expected
+    assert "0/0 NeverStarted" in printed(fleet_table([view], NOW))
+    status["sleep"].update(state="Waking", tier="batch")
+    row = dict(decision_rows(view_of(service(**status), {})))["Sleep"]
+    assert row == "Waking since 2026-09-21T14:13:20Z, with the rank of tier batch"
+
+
 def test_explain_says_for_which_tier_a_service_wakes_and_which_try_it_is() -> None:
     view = view_of(asleep(state="Waking", tier="realtime", failures=2), {})
     assert dict(decision_rows(view))["Sleep"] == (

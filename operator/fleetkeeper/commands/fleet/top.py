@@ -57,7 +57,7 @@ def _figure(measured: Measured) -> Text:
 def _readiness(view: ServiceView) -> Text:
     is_ready = view.conditions.get("Ready", {}).get("status") == "True"
     ready = view.ready.split("/")[0]
-    state = f" {view.sleep.state}" if is_ready and view.sleep.state is not None else ""
+    state = f" {view.sleep.shown_state}" if is_ready and view.sleep.state is not None else ""
     return Text(f"{ready}/{view.wanted}{state}", style="green" if is_ready else "yellow")
 
 

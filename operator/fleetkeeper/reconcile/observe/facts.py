@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fleetkeeper.api import names
 from fleetkeeper.reconcile.types import Kind, Pod, Revision, Snapshot, Workload
 
+_NO_ROOM = re.compile(r"Insufficient |Too many pods|cannot allocate all claims")
+"""Parts of the scheduler's verdict: resources, the number of pods, and devices of ResourceClaims."""
 GONE_PHASES = frozenset({"Failed", "Succeeded"})
 """An evicted pod remains as an object for hours, but is not a replica anymore."""
 
@@ -73,6 +76,14 @@ class Facts:
 def holds_accelerators(pod: Pod) -> bool:
     """Return True if a pod occupies its accelerators: it is on a node and has not ended."""
     return pod.scheduled and pod.phase not in GONE_PHASES
+
+
+def lacks_room(pod: Pod) -> bool:
+    """Return True if a node would fit the pod, but other pods use what it needs.
+
+    A pod that no node accepts (labels, taints) does not lack room: no other pod's end would help it.
+    """
+    return not pod.scheduled and bool(_NO_ROOM.search(pod.unschedulable))
 
 
 def facts_of(snapshot: Snapshot, service: str) -> Facts:

@@ -88,6 +88,12 @@ class Assessment:
         return self.replicas is not None and self.replicas.reason is Reason.ASLEEP
 
     @property
+    def rest_reason(self) -> Reason:
+        """Return the reason why a service that sleeps has no replica."""
+        never_started = self.sleep is not None and self.sleep.never_started
+        return Reason.NEVER_STARTED if never_started else Reason.ASLEEP
+
+    @property
     def is_waking(self) -> bool:
         """Return True if the first replica starts after a sleep."""
         return self.sleep is not None and self.sleep.is_waking and not self.is_stopped

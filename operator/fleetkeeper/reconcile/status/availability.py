@@ -74,9 +74,10 @@ def _resting(assessment: Assessment) -> Value | None:
     is_waking = assessment.is_waking and not assessment.is_available
     if not assessment.is_asleep and not is_waking:
         return None
+    message = assessment.sleep.message if assessment.sleep is not None else ""
     if assessment.sleep is not None and assessment.sleep.failures:
-        return false(Reason.WAKE_FAILED, assessment.sleep.message)
-    return true(Reason.WAKING if is_waking else Reason.ASLEEP)
+        return false(Reason.WAKE_FAILED, message)
+    return true(Reason.WAKING) if is_waking else true(assessment.rest_reason, message)
 
 
 def _swapping(assessment: Assessment) -> Value | None:

@@ -30,7 +30,7 @@ CALM = frozenset(
     }
 )
 """Reasons for not being ready that a user chose or that pass by themselves: no Warning event."""
-RESTS = frozenset({Reason.ASLEEP, Reason.WAKING, Reason.SWAPPING})
+RESTS = frozenset({Reason.ASLEEP, Reason.NEVER_STARTED, Reason.WAKING, Reason.SWAPPING})
 """Reasons for being ready without a replica: no event that the service is ready."""
 
 
@@ -64,7 +64,9 @@ def sleep_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
         return
     if old.is_swapping:
         yield Event(NORMAL, "SwapEnded", "The gateway no longer holds requests")
-    if new.is_asleep and not new.failures:
+    if new.is_asleep and new.never_started and not new.failures:
+        yield Event(NORMAL, str(Reason.NEVER_STARTED), new.message)
+    elif new.is_asleep and not new.failures:
         yield Event(NORMAL, "Asleep", "No request came, so the service releases its replicas")
     elif new.is_waking:
         rank = f" with the rank of tier {new.tier.label}" if new.tier is not None else ""

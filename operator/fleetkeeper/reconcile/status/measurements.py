@@ -68,7 +68,7 @@ def _set_by_user(assessment: Assessment, service: InferenceService) -> Value | N
     if assessment.is_suspended:
         return true(Reason.SUSPENDED)
     if assessment.is_asleep:
-        return false(Reason.ASLEEP)
+        return false(assessment.rest_reason)
     if service.spec.scaling.mode is ScalingMode.EXTERNAL:
         return false(Reason.EXTERNAL)
     if service.spec.replicas is not None:

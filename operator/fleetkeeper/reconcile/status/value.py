@@ -73,7 +73,7 @@ def paused() -> Value:
 def stopped(assessment: Assessment) -> Value:
     """Return False because spec.suspend, spec.replicas or its sleep stopped the service."""
     if assessment.is_asleep:
-        return false(Reason.ASLEEP)
+        return false(assessment.rest_reason)
     if assessment.is_suspended:
         text = "spec.suspend is true. Set it to false to start the service again with the replicas that it had."
         return false(Reason.SUSPENDED, text)
