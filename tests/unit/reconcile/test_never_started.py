@@ -11,7 +11,7 @@ from fleetkeeper.common.budget import Allowance
 from fleetkeeper.common.sleep import Sleep, Wake, parse_sleep
 from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.last_good import GOOD_AFTER_S
-from fleetkeeper.reconcile.rollout import REPLACE_AFTER_S
+from fleetkeeper.reconcile.strategy import REPLACE_AFTER_S
 from fleetkeeper.reconcile.types import Kind, ObjectCondition
 from fleetkeeper_contract.sleep import SleepState, WakeMark
 from fleetkeeper_contract.tiers import Tier
@@ -143,7 +143,7 @@ def test_a_request_starts_it_like_any_sleeper(tier: Tier) -> None:
     plan = plan_of(world)
     assert plan.status is not None
     assert (plan.status["sleep"]["state"], plan.status["sleep"]["tier"]) == ("Waking", tier.label)
-    world = live(world, 4.0, 1.0)
+    world = live(world, 5.0, 1.0)
     assert world.condition("Ready") == ("True", "Waking")
     world = settle(world)
     assert sleep_of(world).state is None
