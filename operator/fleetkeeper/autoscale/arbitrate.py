@@ -1,8 +1,9 @@
 """Arbitration: turn the recommendations of all services into allocations within the GPU budget.
 
-Order: realtime before standard before batch, then the largest breach of an objective; minimums before
-growth. The first start of a service that may sleep is the last of them: others wait with requests. Every new replica, including those from spec.replicas or minReplicas, must fit in the budget
-(common/budget.py).
+Order: realtime before standard before batch, then the largest breach of an objective, then the wake that
+waits longest; minimums before growth. The first start of a service that may sleep is the last of the
+minimums: others wait with requests. Every new replica, including those from spec.replicas or minReplicas,
+must fit in the budget (common/budget.py).
 
 A replica that its load needs is not removed for another service. One that only waits for the next surge is:
 `arbitrate` asks its service, which then removes it if all its other checks for a scale-down pass.
@@ -10,6 +11,7 @@ A replica that its load needs is not removed for another service. One that only 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -58,6 +60,8 @@ class Want:
     """True if such a replica was removed for another service, which may not have its accelerators yet."""
     is_first_start: bool = False
     """True for a service that may sleep and has no replica yet, although it neither sleeps nor wakes."""
+    waits_since: float = math.inf
+    """Time since when it wakes; infinite if it does not."""
 
     @property
     def key(self) -> ServiceKey:
@@ -135,6 +139,7 @@ def want_of(
         kept=kept if settings.tunes_replicas else 0,
         has_released=now - memory.released < handover_s,
         is_first_start=is_first_start,
+        waits_since=math.inf if settings.waking_since is None else settings.waking_since,
     )
 
 
@@ -218,8 +223,15 @@ def _ask(
         return
 
 
-def _urgency(want: Want) -> tuple[bool, bool, int, float, ServiceKey]:
-    return want.is_first_start, want.has_released, want.tier, -want.breach, want.key
+def _urgency(want: Want) -> tuple[bool, bool, int, float, float, ServiceKey]:
+    return (
+        want.is_first_start,
+        want.has_released,
+        want.tier,
+        -want.breach,
+        want.waits_since,
+        want.key,
+    )
 
 
 def _grant(want: Want, up_to: int, granted: dict[ServiceKey, Allocation], usage: Usage) -> None:

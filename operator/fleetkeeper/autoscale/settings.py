@@ -48,6 +48,7 @@ def settings_of(
         sleep_after_s=_sleep_after_s(spec),
         goes_to_sleep=sleep.state is SleepState.GOING_TO_SLEEP,
         waking_tier=sleep.tier if sleep.is_waking else None,
+        waking_since=sleep.since if sleep.is_waking else None,
         demands_grants=spec.access is AccessMode.GATEWAY,
         generation=generation,
     )

@@ -80,6 +80,8 @@ class ControlSettings:
     """True while the gateway holds requests and the pods still run."""
     waking_tier: Tier | None = None
     """While the service wakes: the most urgent tier that waits."""
+    waking_since: float | None = None
+    """Time since when it wakes."""
     demands_grants: bool = False
     """True if the engines accept only requests of the gateway."""
     generation: int = 1

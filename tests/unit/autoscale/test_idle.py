@@ -163,8 +163,10 @@ def test_the_loop_knows_the_state_of_the_sleep() -> None:
     assert (awake.sleep_after_s, awake.goes_to_sleep, awake.waking_tier) == (600.0, False, None)
     going = Sleep(1, SleepState.GOING_TO_SLEEP, tier=Tier.BATCH)
     assert settings_of(spec, 1, sleep=going) == replace(awake, goes_to_sleep=True)
-    waking = Sleep(1, SleepState.WAKING, tier=Tier.BATCH)
-    assert settings_of(spec, 1, sleep=waking) == replace(awake, waking_tier=Tier.BATCH)
+    waking = Sleep(1, SleepState.WAKING, since=70.0, tier=Tier.BATCH)
+    assert settings_of(spec, 1, sleep=waking) == replace(
+        awake, waking_tier=Tier.BATCH, waking_since=70.0
+    )
 
 
 def test_a_service_that_others_than_the_gateway_may_call_is_never_read_for_its_sleep() -> None:

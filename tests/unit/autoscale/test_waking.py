@@ -16,9 +16,11 @@ BUSY = Want("a", "busy", 4, 3, tier=Tier.REALTIME, breach=9.0)
 """A neighbor with three replicas, far above its objective."""
 
 
-def waking(tier: Tier | None, name: str = "waking", replicas: int = 1) -> Want:
+def waking(tier: Tier | None, name: str = "waking", replicas: int = 1, since: float = 50.0) -> Want:
     """Return what the control loop recommends for a service without replicas that wakes for this tier."""
-    loop = Loop(ControlSettings(min_replicas=replicas, waking_tier=tier), replicas=0)
+    wakes_since = None if tier is None else since
+    settings = ControlSettings(min_replicas=replicas, waking_tier=tier, waking_since=wakes_since)
+    loop = Loop(settings, replicas=0)
     decision = loop.tick(gpus_per_replica=1)
     assert decision.replicas.reason == "MinReplicas"
     return replace(decision.want, name=name)
@@ -44,6 +46,14 @@ def test_a_waking_service_gets_its_minimum_before_a_neighbor_grows(tier: Tier) -
 def test_of_two_waking_services_the_more_urgent_is_first() -> None:
     rows = [waking(Tier.BATCH, "a"), waking(Tier.REALTIME, "b"), waking(Tier.STANDARD, "c")]
     assert granted(*rows, gpus=1) == {"a": 0, "b": 1, "c": 0}
+    assert granted(*rows, gpus=2) == {"a": 0, "b": 1, "c": 1}
+
+
+def test_of_two_equal_wakes_the_one_that_waits_longer_is_first() -> None:
+    """Otherwise a service late in the alphabet would wait as long as others wake."""
+    rows = [waking(Tier.STANDARD, "a", since=60.0), waking(Tier.STANDARD, "b", since=20.0)]
+    rows.append(waking(Tier.REALTIME, "c", since=90.0))
+    assert granted(*rows, gpus=1) == {"a": 0, "b": 0, "c": 1}
     assert granted(*rows, gpus=2) == {"a": 0, "b": 1, "c": 1}
 
 
