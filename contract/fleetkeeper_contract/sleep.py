@@ -25,6 +25,9 @@ WAKE_HEADER: Final = "X-Fleetkeeper-Wake"
 MAX_NUMBER: Final = 1_000_000_000
 KEPT_STARTS: Final = 10
 """Starts of which `status.sleep.startSeconds` holds the durations."""
+MAX_RETRY_AFTER_S: Final = 60
+UNKNOWN_START_S: Final = 30
+"""`Retry-After` of a service that never woke."""
 
 
 class SleepState(StrEnum):
@@ -70,3 +73,15 @@ def start_p90_s(starts: Iterable[int]) -> int | None:
     """
     found = sorted(starts)
     return found[math.ceil(0.9 * len(found)) - 1] if found else None
+
+
+def retry_after_s(starts: Iterable[int], passed_s: float) -> int:
+    """Return the `Retry-After` of a service that starts: the 90th percentile of its starts less what has passed.
+
+    Worked example: of the starts 20, 30 and 40, 9 of 10 take at most 40 s. 15 s after the service began
+    to wake, the client is to wait for 25 s.
+    """
+    start_s = start_p90_s(starts)
+    if start_s is None:
+        return UNKNOWN_START_S
+    return max(1, min(MAX_RETRY_AFTER_S, math.ceil(start_s - passed_s)))

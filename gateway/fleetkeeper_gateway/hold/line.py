@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Final
 
-from fleetkeeper_contract.sleep import SleepState
+from fleetkeeper_contract.sleep import MAX_RETRY_AFTER_S, SleepState
 from fleetkeeper_contract.tiers import Tier
-from fleetkeeper_gateway.hold.states import MAX_RETRY_AFTER_S, retry_after_s
+from fleetkeeper_gateway.hold.states import retry_after_s
 from fleetkeeper_gateway.interfaces import HoldRefused, Service
 
 PERIOD_S: Final = 0.25

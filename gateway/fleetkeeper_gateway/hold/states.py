@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
-from fleetkeeper_contract.sleep import SleepState, start_p90_s
+from fleetkeeper_contract import sleep as contract
+from fleetkeeper_contract.sleep import SleepState
 from fleetkeeper_gateway.interfaces import Service, Sleeping
 
-MAX_RETRY_AFTER_S: Final = 60
-_UNKNOWN_START_S: Final = 30
 _MAX_SEEN: Final = 4096
 
 
@@ -35,15 +33,7 @@ class SeenStates:
 
 
 def retry_after_s(sleep: Sleeping | None, age_s: float) -> int:
-    """Return the seconds after which a client that gets no answer now is to come back.
-
-    Worked example: of the starts 20, 30 and 40, 9 of 10 take at most 40 s. 15 s after the service began
-    to wake, the client is to wait for 25 s.
-    """
+    """Return the seconds after which a client that gets no answer now is to come back."""
     if sleep is None:
         return 1
-    start_s = start_p90_s(sleep.starts)
-    if start_s is None:
-        return _UNKNOWN_START_S
-    passed_s = 0.0 if sleep.ends_by_mark else age_s
-    return max(1, min(MAX_RETRY_AFTER_S, math.ceil(start_s - passed_s)))
+    return contract.retry_after_s(sleep.starts, 0.0 if sleep.ends_by_mark else age_s)
