@@ -229,15 +229,16 @@ def _alternative(result: Result) -> dict[str, Any]:
         "name": result.name,
         "kind": str(result.case.alternative.kind),
         "what_if": result.case.what_if or None,
-        "figures": _figures(result.figures),
-        "tiers": {tier: _figures(figures) for tier, figures in result.tiers.items()},
+        "figures": figures_as_json(result.figures),
+        "tiers": {tier: figures_as_json(figures) for tier, figures in result.tiers.items()},
         **batch,
         "decisions": [each.as_json() for each in result.decided],
         "time_line": [moment.as_json() for moment in result.moments],
     }
 
 
-def _figures(figures: Mapping[str, Spread]) -> dict[str, Any]:
+def figures_as_json(figures: Mapping[str, Spread]) -> dict[str, Any]:
+    """Return median and range of each figure; null for what is unknown."""
     return {
         name: {
             "median": _number(spread.median),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from fleetkeeper.api.status_enums import Subject
 from fleetkeeper.simulate.autoscalers import BUDGET
 from fleetkeeper.simulate.batch_figures import BatchEnd, BatchFigures
-from fleetkeeper.simulate.comparison import Result
+from fleetkeeper.simulate.comparison import Result, Spread
 from fleetkeeper.simulate.recorder import DecisionMade
 from fleetkeeper.simulate.report.report import Total, duration_text, spread_text, value_text
 
@@ -117,9 +117,9 @@ MAX_DECISIONS: Final = 20
 def tables_of(results: Sequence[Result]) -> list[Table]:
     """Return the tables: first service level and cost, last the CPU time of the simulation."""
     found = [
-        _figures("Service level", SERVICE, results),
-        _figures("Cost and stability", COST, results),
-        _figures("Latency", LATENCY, results),
+        figures_table("Service level", SERVICE, results),
+        figures_table("Cost and stability", COST, results),
+        figures_table("Latency", LATENCY, results),
     ]
     if any(result.batch is not None for result in results):
         found.append(Table("Batches", BATCH, tuple(_batches(results))))
@@ -130,7 +130,7 @@ def tables_of(results: Sequence[Result]) -> list[Table]:
         rows = tuple(_decisions(results[0].decided))
         caption = "Decisions of Fleetkeeper (seed 1)"
         found.append(Table(caption, DECISIONS, rows, "TIME (SEED 1)", MAX_DECISIONS))
-    return [*found, _figures("CPU time per run", CPU, results)]
+    return [*found, figures_table("CPU time per run", CPU, results)]
 
 
 def total_table(totals: Sequence[Total]) -> Table:
@@ -149,7 +149,20 @@ def total_table(totals: Sequence[Total]) -> Table:
     return Table("All services", TOTAL, tuple(rows), "ALL SERVICES")
 
 
-def _figures(caption: str, columns: Sequence[Column], results: Sequence[Result]) -> Table:
+class Figured(Protocol):
+    """An alternative with figures."""
+
+    @property
+    def name(self) -> str:
+        """The name in reports."""
+
+    @property
+    def figures(self) -> Mapping[str, Spread]:
+        """The figures by name."""
+
+
+def figures_table(caption: str, columns: Sequence[Column], results: Sequence[Figured]) -> Table:
+    """Return a table with a row for each alternative: the medians, and their spread."""
     heads = tuple(Head(column.title, column.help) for column in columns)
     rows = []
     for number, result in enumerate(results):

@@ -14,7 +14,7 @@ def fleet_tables(fleet: FleetReport) -> Group:
     """Return the totals of several services, and the report of each."""
     reports = [part for report in fleet.reports for part in (Text(), report_tables(report))]
     head = Text(fleet.headline, style="bold")
-    return Group(head, Text(), _drawn(total_table(fleet.totals)), *reports)
+    return Group(head, Text(), drawn_table(total_table(fleet.totals)), *reports)
 
 
 def report_tables(report: Report) -> Group:
@@ -28,14 +28,14 @@ def report_tables(report: Report) -> Group:
     if report.setting.seeds > 1:
         parts.append(Text("Medians over the seeds, with min..max.", style="dim"))
     for table in tables_of(report.results):
-        parts += [Text(), _drawn(table)]
+        parts += [Text(), drawn_table(table)]
         more = len(table.rows) - len(table.rows[: table.max_rows])
         if more:
             parts.append(Text(f"and {more} more: --html and --json have all", style="dim"))
     return Group(*parts)
 
 
-def _drawn(table: Table) -> RichTable:
+def drawn_table(table: Table) -> RichTable:
     """Return the table. Titles of two words take two lines, so that columns are narrow."""
     drawn = RichTable(box=None, pad_edge=False, header_style="bold")
     drawn.add_column(table.first, no_wrap=True)
