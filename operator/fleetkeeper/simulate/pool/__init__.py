@@ -1,0 +1,1 @@
+"""Many services that sleep, on few accelerators, in virtual time."""
