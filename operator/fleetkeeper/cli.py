@@ -23,6 +23,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "console": "fleetkeeper.commands.fleet.console:console",
     "support-bundle": "fleetkeeper.commands.bundle.command:support_bundle",
     "simulate": "fleetkeeper.commands.simulate.command:simulate",
+    "simulate-pool": "fleetkeeper.commands.simulate.pool:simulate_pool",
     "mirror": "fleetkeeper.commands.mirror:mirror",
     "profiles-in-use": "fleetkeeper.commands.install:profiles_in_use",
     "usage": "fleetkeeper.commands.keys.usage:usage",
