@@ -165,6 +165,14 @@ def test_a_wake_waits_for_the_budget_until_another_service_sleeps() -> None:
     assert free.budget_wait_s == 0.0
 
 
+def test_the_wake_that_waits_longest_is_first() -> None:
+    """The names say otherwise."""
+    members = [member(name, [at]) for name, at in (("c", 10.0), ("b", 20.0), ("a", 30.0))]
+    _, _, tallies = played(*members, gpus=1)
+    first, second, third = (tally.budget_wait_s for tally in tallies)
+    assert 0 <= first < second < third
+
+
 def test_without_a_hold_clients_repeat_until_a_poll_started_the_replica() -> None:
     hours, _, (tally,) = played(member(arrivals=[10.0]), kind=Kind.KEDA)
     (wait_s,) = tally.waits_s
