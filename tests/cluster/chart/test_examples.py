@@ -27,6 +27,7 @@ WANTED = {
     "model-image",
     "scaled-by-hpa",
     "behind-the-gateway",
+    "asleep",
     "simulated",
 }
 
