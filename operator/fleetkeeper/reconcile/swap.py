@@ -112,7 +112,7 @@ def _ended(facts: Facts, before: Sleep, now: float) -> Sleep:
     took = [
         max(1, round(pod.ready_since - max(pod.created, written)))
         for pod in facts.pods_of(facts.current)
-        if pod.ready_since is not None and pod.ready_since > written
+        if pod.ready_since is not None and pod.ready_since >= written
     ]
     starts = (*before.start_seconds, *took[:1])[-KEPT_STARTS:]
     return Sleep(before.number, since=float(int(now)), start_seconds=starts)
