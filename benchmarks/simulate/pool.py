@@ -119,7 +119,7 @@ def table(rows: Sequence[tuple[Job, Result]]) -> str:
                 _text(figures["sleeps"], "whole"),
                 _text(figures["budget_wait"], "percent"),
                 f"{figures['gpu_hours'].median:.0f}",
-                _text(figures["most_gpus"], "whole"),
+                _text(figures["peak_gpus"], "whole"),
             ]
         )
     return markdown_table(headings, lines)

@@ -53,7 +53,7 @@ def test_json_has_the_figures_of_each_copy() -> None:
     assert [row["name"] for row in report["alternatives"]] == ["fleetkeeper", "keda", "always-on"]
     ours, _, always_on = report["alternatives"]
     assert list(ours["services"])[::11] == ["rare-01", "rare-12"]
-    assert ours["figures"]["most_gpus"]["median"] <= 2
+    assert ours["figures"]["peak_gpus"]["median"] <= 2
     assert always_on["figures"]["gpu_hours"]["median"] == 12.0
     assert always_on["figures"]["budget_wait"]["median"] is None
     assert report["max_accelerators"] == 2

@@ -68,7 +68,7 @@ def played(
     """Play an hour; return the GPU-hours, the most GPUs at once, and the tallies."""
     setting = Setting(Budget(gpus), 3600.0, failed_ratio=failed)
     world, tallies = play(Case(kind, members), setting, seed)
-    return world.gpu_s / 3600.0, world.most_gpus, tallies
+    return world.gpu_s / 3600.0, world.peak_gpus, tallies
 
 
 def alone(**settings: float) -> Tally:

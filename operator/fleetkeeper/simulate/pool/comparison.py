@@ -164,7 +164,7 @@ def _figures(tallies: Sequence[Tally]) -> dict[str, float]:
 
 
 def _gpus(world: World) -> dict[str, float]:
-    return {"gpu_hours": world.gpu_s / 3600.0, "most_gpus": float(world.most_gpus)}
+    return {"gpu_hours": world.gpu_s / 3600.0, "peak_gpus": float(world.peak_gpus)}
 
 
 def _spreads(rows: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

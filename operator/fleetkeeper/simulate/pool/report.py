@@ -31,7 +31,7 @@ REQUESTS: Final[Sequence[Column]] = (
 )  # fmt: skip
 COST: Final[Sequence[Column]] = (
     Column("GPU HOURS", "gpu_hours", "number", "from the creation of replicas to their end"),
-    Column("MOST GPUS", "most_gpus", "whole", "the most accelerators in use at once"),
+    Column("MOST GPUS", "peak_gpus", "whole", "the most accelerators in use at once"),
     Column("SLEEPS", "sleeps", "whole", "times that a service released its replicas"),
     Column("WAKES", "wakes", "whole", "times that requests woke a service"),
     Column("FAILED STARTS", "failed_starts", "whole", "starts without a ready replica"),

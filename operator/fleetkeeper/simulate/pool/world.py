@@ -70,7 +70,7 @@ class World:
         self.end = EPOCH_S + seconds
         """No request arrives later, and nothing is billed. Those that arrived still get their answers."""
         self.gpu_s = 0.0
-        self.most_gpus = 0
+        self.peak_gpus = 0
         self._gpus = 0
         self._billed = EPOCH_S
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -96,7 +96,7 @@ class World:
         self.gpu_s += self._gpus * (until - self._billed)
         self._billed = until
         self._gpus += more
-        self.most_gpus = max(self.most_gpus, self._gpus)
+        self.peak_gpus = max(self.peak_gpus, self._gpus)
 
     def run(self, tail_s: float) -> None:
         """Play until `tail_s` after the end."""
