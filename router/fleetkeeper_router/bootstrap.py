@@ -23,7 +23,7 @@ STARTED_PATH: Final = "/startup"
 METRICS_PATH: Final = "/metrics"
 _TYPES: Final = "type.googleapis.com/envoy"
 _KEEP_ALIVE_S: Final = 3
-"""vLLM's server closes an idle connection after 5 s. A request that meets that end may have been received."""
+"""Engines of earlier releases close an idle connection after 5 s. A request that meets that end may have been received."""
 _CHOICES: Final = 3
 """Replicas of which the least loaded one is chosen. With 2, a slow one of four gets more."""
 _BALANCE_PERCENT: Final = 150
@@ -243,7 +243,9 @@ def _engines(settings: Settings) -> Config:
         },
         "health_checks": [
             {
-                "timeout": "1s",
+                # On a busy node a replica may need seconds to answer, and without replicas all fails.
+                # One that says that it is not ready is left out at once.
+                "timeout": "3s",
                 "interval": "1s",
                 "no_traffic_interval": "1s",
                 "interval_jitter_percent": 10,

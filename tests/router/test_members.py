@@ -96,6 +96,15 @@ async def test_a_replica_that_hangs_is_left_out(
     assert {await post(session, router) for _ in range(20)} == {other.address}
 
 
+async def test_a_busy_replica_that_answers_late_whether_it_is_ready_is_chosen(
+    world: RouterWorld, session: aiohttp.ClientSession
+) -> None:
+    """Two seconds late, as on a node whose processors all have work."""
+    await world.add(1, ready_s=2.0)
+    router = await world.router()
+    assert await post(session, router) == world.engines[0].address
+
+
 async def test_a_service_is_suspended_and_resumed(
     world: RouterWorld, session: aiohttp.ClientSession
 ) -> None:

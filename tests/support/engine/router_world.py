@@ -141,6 +141,8 @@ class Engine:
     address: str
     ready: bool | None = True
     """None: it does not answer whether it is."""
+    ready_s: float = 0.0
+    """Until it has answered whether it is."""
     seconds: float = 0.0
     """Of one request."""
     slots: int = 1 << 30
@@ -193,6 +195,7 @@ class Engine:
     async def _ready(self, _request: web.Request) -> web.Response:
         if self.ready is None:
             await asyncio.sleep(GUARD_S)
+        await asyncio.sleep(self.ready_s)
         return web.Response(status=200 if self.ready else 503)
 
     async def _note(self, change: int) -> None:
