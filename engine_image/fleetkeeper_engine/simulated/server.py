@@ -83,6 +83,7 @@ class SimulatedServer:
             access_log=False,
             log_config=None,
             timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=int(os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "5")),
         )
         self._server = _Server(config, self._begin)
         self._engine.on_death = self._server.stop

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from select import select
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -22,6 +25,8 @@ from tests.support.engine.supervised_engine import RunningEngine
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 CONVERSATION = [{"role": "user", "content": "Hello there"}]
 TIMEOUT_S = 120.0
+IDLE_S = 7.0
+"""By default vLLM closes an idle connection after 5 s."""
 USAGE = {
     "prompt_tokens",
     "total_tokens",
@@ -319,6 +324,20 @@ class StreamsContract:
             if choice["finish_reason"] is not None
         ]
         assert sorted(ends) == [0, 1]
+
+    def test_an_idle_connection_stays_open(self, engine: RunningEngine) -> None:
+        """A router closes it after 3 s, and may be seconds late: a request must not meet the engine's end of it."""
+        address = urlsplit(engine.url)
+        connection = HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)
+        with closing(connection):
+            for _ in range(2):
+                connection.request("GET", "/v1/models")
+                answer = connection.getresponse()
+                assert answer.status == 200
+                answer.read()
+                assert connection.sock is not None, "the engine closes each connection"
+                ended, _, _ = select([connection.sock], [], [], IDLE_S)
+                assert not ended, f"closed within {IDLE_S} idle seconds"
 
     def test_frames_can_hold_several_tokens(self, engine: RunningEngine) -> None:
         body = completion(16, stream_interval=8)

@@ -15,7 +15,12 @@ from fleetkeeper_engine.in_vllm.vllm_settings import (
     TRACED_MIDDLEWARE,
 )
 from fleetkeeper_engine.spec import DType
-from fleetkeeper_engine.supervisor.launch.argv import Launch, desired_argv, desired_environment
+from fleetkeeper_engine.supervisor.launch.argv import (
+    KEEP_ALIVE,
+    Launch,
+    desired_argv,
+    desired_environment,
+)
 from fleetkeeper_engine.supervisor.launch.memory_plan import MemoryPlan
 from tests.support.engine.engine_documents import a_document
 
@@ -99,6 +104,13 @@ def test_no_media_are_fetched_unless_the_profile_names_their_hosts() -> None:
     redirects = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
     assert desired_environment(document, PLAN, LAUNCH, {})[redirects] == "0"
     assert desired_environment(document, PLAN, LAUNCH, {redirects: "1"})[redirects] == "1"
+
+
+def test_idle_connections_stay_longer_than_proxies_keep_them() -> None:
+    """A profile may say otherwise."""
+    document = a_document()
+    assert desired_environment(document, PLAN, LAUNCH, {})[KEEP_ALIVE] == "75"
+    assert desired_environment(document, PLAN, LAUNCH, {KEEP_ALIVE: "9"})[KEEP_ALIVE] == "9"
 
 
 def test_hosts_of_media_in_the_arguments_of_a_profile_stay_as_they_are() -> None:

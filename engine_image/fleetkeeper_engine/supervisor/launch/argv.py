@@ -36,6 +36,10 @@ FORKED_VERSIONS = ("0.32.0",)
 """The versions of vLLM for CPU whose starts, ends and answers were tested with forked processes."""
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+"""Seconds after which an idle connection is closed; vLLM's default is 5, ours `KEEP_ALIVE_S`."""
+KEEP_ALIVE_S = 75
+"""Longer than proxies keep theirs (nginx 60 s): a request that meets the end of a connection fails."""
 EXPORT_TIMEOUT_S = 3
 """A batch of spans is dropped if its collector does not take it in this time. A stop waits for it.
 
@@ -174,6 +178,7 @@ def desired_environment(
     # code.
     child["PYTHONUNBUFFERED"] = "1"
     child.setdefault("VLLM_NO_USAGE_STATS", "1")
+    child.setdefault(KEEP_ALIVE, str(KEEP_ALIVE_S))
     # vLLM compares the first address with the allowed hosts, not the one that it is redirected to.
     child.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     # Everything was fetched before; no request to the hub is needed from here on.
