@@ -174,21 +174,24 @@ def test_a_bad_roll_out_leaves_the_old_pods_serving_and_says_why(fleet: Fleet) -
     """A model that is not there: the old pod answers on, the reason is told, and it is taken back."""
     await_measured(fleet)  # and so good: Ready for a minute
     before = [pod.identity for pod in fleet.engines()]
-    with steady(fleet, 2.0, seed=10) as traffic:
-        fleet.change({"model": {"source": "pvc://models/no-such-model"}})
-        stalled = fleet.until(
-            lambda: (c := fleet.condition("Stalled")).get("status") == "True" and c, "Stalled"
-        )
-        assert stalled["reason"] == "RolledBack"
-        assert "ModelNotFound" in stalled["message"]
-        assert "/no-such-model" in stalled["message"]
-        assert fleet.condition("Available")["status"] == "True"
-        fleet.until(
-            lambda: [pod.identity for pod in fleet.engines()] == before, "only the old pod is left"
-        )
-        fleet.until(lambda: says(fleet, "/no-such-model", "RolledBack"), "the event")
+    try:
+        with steady(fleet, 2.0, seed=10) as traffic:
+            fleet.change({"model": {"source": "pvc://models/no-such-model"}})
+            stalled = fleet.until(
+                lambda: (c := fleet.condition("Stalled")).get("status") == "True" and c, "Stalled"
+            )
+            assert stalled["reason"] == "RolledBack"
+            assert "ModelNotFound" in stalled["message"]
+            assert "/no-such-model" in stalled["message"]
+            assert fleet.condition("Available")["status"] == "True"
+            fleet.until(
+                lambda: [pod.identity for pod in fleet.engines()] == before,
+                "only the old pod is left",
+            )
+            fleet.until(lambda: says(fleet, "/no-such-model", "RolledBack"), "the event")
+    finally:
+        fleet.change({"model": {"source": "pvc://models/tiny"}})  # the tests after this one need it
     assert failures(traffic.samples) == []
-    fleet.change({"model": {"source": "pvc://models/tiny"}})
     fleet.await_ready(1)
     assert not fleet.condition("Stalled")
     assert [pod.identity for pod in fleet.engines()] == before
