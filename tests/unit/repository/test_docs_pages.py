@@ -29,6 +29,8 @@ from tests.support.docs_commands import (
 PAGES = pages()
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 UNIT = blocks_by_page("unit")
+GUARD_S = 800.0
+"""For the commands of a page; some simulate for a minute of a core."""
 _INLINE = re.compile(r"`[^`\n]*`")
 
 
@@ -141,7 +143,7 @@ def test_commands_that_need_no_cluster_run(page: str, tmp_path: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
     }
-    run_blocks(UNIT[page], tmp_path, environment, timeout_s=120)
+    run_blocks(UNIT[page], tmp_path, environment, timeout_s=GUARD_S)
 
 
 def test_every_make_target_that_a_page_names_exists() -> None:
