@@ -249,7 +249,7 @@ def _engines(settings: Settings) -> Config:
                 "interval": "1s",
                 "no_traffic_interval": "1s",
                 "interval_jitter_percent": 10,
-                "unhealthy_threshold": 2,
+                "unhealthy_threshold": 3,
                 "healthy_threshold": 1,
                 "http_health_check": {"path": "/healthz/ready"},
             }
