@@ -120,6 +120,6 @@ def test_container_memory_is_known_by_container(node: Node, pods: Pods, python_i
 
 def _query(node: Node, promql: str) -> list[dict[str, Any]]:
     url = f"{node.prometheus_url}/api/v1/query?{urllib.parse.urlencode({'query': promql})}"
-    with urllib.request.urlopen(url, timeout=10) as reply:
+    with urllib.request.urlopen(url, timeout=300) as reply:
         found: list[dict[str, Any]] = json.load(reply)["data"]["result"]
     return found

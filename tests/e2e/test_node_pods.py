@@ -34,7 +34,7 @@ def test_logs_exec_and_port_forward_reach_the_container(pods: Pods, python_image
     with subprocess.Popen([str(word) for word in argv], stdout=subprocess.PIPE) as forward:
         assert forward.stdout is not None
         assert b"Forwarding" in forward.stdout.readline()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/os-release", timeout=30) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/os-release", timeout=300) as reply:
             assert b"Debian" in reply.read()
         forward.terminate()
 

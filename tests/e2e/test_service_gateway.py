@@ -25,7 +25,7 @@ for address in sys.argv[1:]:
     headers = {"Content-Type": "application/json", "X-Inference-Tier": "realtime", "Authorization": "Bearer made-up"}
     request = urllib.request.Request(f"http://{address}/v1/completions", data=body, headers=headers)
     try:
-        status = urllib.request.urlopen(request, timeout=60).status
+        status = urllib.request.urlopen(request, timeout=300).status
     except urllib.error.HTTPError as error:
         status = error.code
     print(address, status)

@@ -137,5 +137,5 @@ def test_it_ends_at_once_when_its_pod_does(tmp_path: Path) -> None:
         connection, _ = silent.accept()
         with connection:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM

@@ -112,7 +112,7 @@ def test_what_the_hub_refuses_is_told_by_its_class(
 
 def test_an_adapter_is_loaded_at_start_and_served_under_its_name(engine: RunningEngine) -> None:
     """Its greedy answer is its own; it passes tiers and counters like the model; a stranger is 404."""
-    listed = engine.session.get(f"{engine.url}/v1/models", timeout=30).json()["data"]
+    listed = engine.session.get(f"{engine.url}/v1/models", timeout=300).json()["data"]
     assert {model["id"] for model in listed} == {"tiny", "pirate"}
     before = engine.metrics()
     texts = {}

@@ -161,7 +161,7 @@ def test_what_has_no_first_token_is_not_counted(engine: RunningEngine) -> None:
     before = engine.metrics()
     assert engine.complete(8).status_code == 200
     asked = {"model": "none", "prompt": "one", "max_tokens": 4, "stream": True}
-    wrong = engine.session.post(f"{engine.url}/v1/completions", json=asked, timeout=60)
+    wrong = engine.session.post(f"{engine.url}/v1/completions", json=asked, timeout=300)
     assert wrong.status_code == 404
     (several,) = asyncio.run(all_streamed(engine, [("/v1/completions", "standard")], n=3))
     after = engine.metrics()

@@ -50,7 +50,7 @@ class Client:
                 "X-Inference-Tier": tier,
                 "X-Request-Id": f"request-{self.span}",
             },
-            timeout=60,
+            timeout=300,
         )
 
     def owns(self, span: CollectedSpan) -> bool:

@@ -90,7 +90,7 @@ class Bench:
 
     def counters(self) -> tuple[Tokens, int]:
         """vLLM's own: prompt, cached and answer tokens; and hits of the prefix cache."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=300) as answer:
             text = answer.read().decode()
         found: dict[str, int] = {}
         for family in text_string_to_metric_families(text):
@@ -289,7 +289,7 @@ class Embedding(InsideEngine):
         body = json.dumps({"model": MODEL, "input": "one two three"}).encode()
         headers = {"Content-Type": "application/json", INTERNAL_HEADER: TOKEN}
         request = urllib.request.Request(f"{self.url}/v1/embeddings", body, headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             assert answer.status == 200
 
 

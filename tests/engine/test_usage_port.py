@@ -36,7 +36,7 @@ class Reader:
             f"{self.engine.control_url}/v1/usage",
             params={name: str(value) for name, value in query.items()},
             headers={"Authorization": f"Bearer {token}"},
-            timeout=60,
+            timeout=300,
         )
 
     def pages(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -42,6 +42,8 @@ MODEL = "tiny"
 TOKEN = "internal-token-of-a-test"
 START_S = 900.0
 PATIENCE_S = 180.0
+GUARD_S = 600.0
+"""For a request, which may wait for a thousand tokens of others on a slow machine."""
 """A guard: a wait ends with its event."""
 """Seconds on an idle machine, many minutes on a crowded one; a hung start is told apart by its log."""
 
@@ -330,7 +332,7 @@ class InsideEngine:
             json.dumps(body).encode(),
             {"Content-Type": "application/json", INTERNAL_HEADER: TOKEN},
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
             assert answer.status == 200
 
 
@@ -349,6 +351,6 @@ def _cpu_s(stat: Path, session: int) -> float:
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
     """A session without limits; each request on a connection of its own, as routers' clients are."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=120)
+    timeout = aiohttp.ClientTimeout(total=GUARD_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield session

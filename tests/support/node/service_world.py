@@ -191,7 +191,7 @@ def failures(samples: Sequence[Sample]) -> list[str]:
 def metrics(pod: PodFacts, port: int = CONTROL_PORT) -> dict[str, float]:
     """The samples of a pod by `name{labels}`; without a port, those of an engine."""
     address = f"http://{pod.ip}:{port}/metrics"
-    with urllib.request.urlopen(address, timeout=30) as answer:
+    with urllib.request.urlopen(address, timeout=300) as answer:
         lines = answer.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, _, value in pairs}
