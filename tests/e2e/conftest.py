@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetkeeper_local.common import packages
+from fleetkeeper_local.common import lock, packages
 from fleetkeeper_local.common.lock import machine_owner
 from fleetkeeper_local.common.paths import cache_dir
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
@@ -59,6 +59,9 @@ def machine_before() -> MachineState:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("a node needs root on Debian")
     packages.ensure_packages(packages.NODE_PACKAGES)
+    if not KEEP and (DATA / lock.MARKER).exists():
+        # A session that was killed left services, whose pods would take the processors of this one's.
+        Node(NodeSettings(directory=DATA)).down()
     return machine_state(DATA)
 
 
