@@ -118,7 +118,7 @@ class SleepStatus(Section):
     )
     message: Text | None = Field(
         None,
-        description="Why the last start failed, why the service never started, or why it stays awake.",
+        description="Why the last start failed, why the service never started, for which service it sleeps, or why it stays awake.",
     )
     never_started: bool | None = Field(
         None,

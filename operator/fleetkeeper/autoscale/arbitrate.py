@@ -5,8 +5,12 @@ waits longest; minimums before growth. The first start of a service that may sle
 minimums: others wait with requests. Every new replica, including those from spec.replicas or minReplicas,
 must fit in the budget (common/budget.py).
 
-A replica that its load needs is not removed for another service. One that only waits for the next surge is:
-`arbitrate` asks its service, which then removes it if all its other checks for a scale-down pass.
+A replica that its load needs is not removed for another service. Others are, in this order:
+
+1. A replica that only waits for the next surge. `arbitrate` asks its service, which then removes it if all its
+   other checks for a scale-down pass.
+2. For a service that wakes: all replicas of services that may sleep and are idle, those whose sleep costs least
+   first (`early_sleep_cost`). They are asked to go to sleep early, in the two steps of any sleep.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 
-from fleetkeeper.autoscale.constants import HANDOVER_S
+from fleetkeeper.autoscale.constants import HANDOVER_S, WAKE_LACKS_S
 from fleetkeeper.autoscale.rules.deadline import BATCH_DEADLINE
+from fleetkeeper.autoscale.rules.idle import EarlySleep
 from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, Decision
@@ -33,9 +38,9 @@ class Lack(IntEnum):
 
     NOTHING = 0
     LONG = 1
-    """For longer than another service's replica would need to make room."""
+    """For longer than another service's replica would need to make room, or it wakes."""
     CONFIRMED = 2
-    """That long, and its pods were read directly."""
+    """That long, and its pods were read directly; or it wakes for longer than `WAKE_LACKS_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +67,31 @@ class Want:
     """True for a service that may sleep and has no replica yet, although it neither sleeps nor wakes."""
     waits_since: float = math.inf
     """Time since when it wakes; infinite if it does not."""
+    early_sleep: EarlySleep | None = None
+    """What its sleep would cost; None if it may not sleep now."""
+    goes_to_sleep: bool = False
+    """True if its accelerators are about to become free."""
 
     @property
     def key(self) -> ServiceKey:
         """The namespace and name."""
         return self.namespace, self.name
+
+    @property
+    def wakes(self) -> bool:
+        """Whether it wakes from its sleep."""
+        return self.waits_since < math.inf
+
+    @property
+    def gpus(self) -> int:
+        """The accelerators of its replicas that run or are starting."""
+        return self.supplied * self.gpus_per_replica
+
+    @property
+    def gpus_to_leave(self) -> int:
+        """Those that it does not want any more."""
+        left = 0 if self.goes_to_sleep else min(self.replicas, self.supplied)
+        return self.gpus - left * self.gpus_per_replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +102,11 @@ class Allocation:
     limited_by: str = ""
     """The budget that reduced the replicas; empty without a reduction."""
     confirms: bool = False
-    """True if a replica may be removed elsewhere, once the pods of this service are read directly."""
+    """True if a replica may be removed elsewhere, or this service may sleep early, once its pods are read directly."""
     releases: bool = False
     """True if this service should remove a replica that it keeps for the next surge."""
+    sleeps_for: str = ""
+    """The service that wakes and needs the accelerators of this idle one; empty if none does."""
 
 
 def lacking_since(
@@ -108,17 +135,22 @@ def want_of(
     lacks_since: float | None,
     kept: int,
     cold_start_s: float,
+    early_sleep: EarlySleep | None = None,
 ) -> Want:
     """Return the recommendation of one service.
 
     Replicas that the planner would not create must not take accelerators from other services. Those that
     only a deadline requires are as urgent as tier batch. A replica of another service takes a drain and a cold
-    start to make room.
+    start to make room. The wake mark of a service that wakes proves its need, and its status says since when.
     """
     settings, handover_s = inputs.settings, HANDOVER_S + cold_start_s
     is_first_start = _is_first_start(inputs)
     lacks = Lack.NOTHING
-    if lacks_since is not None and not is_first_start and now - lacks_since >= handover_s:
+    if settings.waking_since is not None:
+        if not settings.wake_has_failed:
+            is_long = now - settings.waking_since >= WAKE_LACKS_S
+            lacks = Lack.CONFIRMED if is_long else Lack.LONG
+    elif lacks_since is not None and not is_first_start and now - lacks_since >= handover_s:
         lacks = Lack.LONG if memory.direct_since is None else Lack.CONFIRMED
     is_pin_due = (
         not settings.activation.is_scaled and not settings.paused and not inputs.scale_up_blocked
@@ -140,6 +172,8 @@ def want_of(
         has_released=now - memory.released < handover_s,
         is_first_start=is_first_start,
         waits_since=math.inf if settings.waking_since is None else settings.waking_since,
+        early_sleep=early_sleep,
+        goes_to_sleep=settings.goes_to_sleep,
     )
 
 
@@ -193,34 +227,94 @@ def _ask(
     granted: dict[ServiceKey, Allocation],
     usage: Usage,
 ) -> None:
-    """Ask for a kept replica for the most urgent service that lacks one for long.
+    """Ask others to make room for the most urgent service that lacks a replica for long; wakes come first.
 
-    Not while as many accelerators of the same budget are about to become free, and not if all kept replicas
-    would make no room for one of this service.
+    Not while as many accelerators of the same budget are about to become free for it, and not if those asked
+    would make no room for one of its replicas.
     """
-    for want in limited:
+    promised: list[tuple[str, int]] = []
+    for want in sorted(limited, key=lambda want: not want.wakes):
         if want.lacks is Lack.NOTHING:
             continue
         scope = usage.limiting_namespace(want.key)
         near = [other for other in wants if scope in (None, other.namespace)]
-        able = [other for other in near if other.kept > 0]
         lacking = (want.replicas - granted[want.key].replicas) * want.gpus_per_replica
-        freed = sum(
-            max(0, other.supplied - other.replicas) * other.gpus_per_replica for other in near
-        )
-        soon = usage.leaving(scope) + freed
-        if not able or soon >= lacking:
+        soon = usage.leaving(scope) + sum(other.gpus_to_leave for other in near)
+        soon = max(0, soon - sum(gpus for of, gpus in promised if scope in (None, of)))
+        if soon >= lacking:
+            promised.append((want.namespace, lacking))
             continue
         held = granted[want.key].replicas * want.gpus_per_replica
         free = max(0, (usage.allowance(want.key).gpus or 0) - held)
-        kept = sum(other.kept * other.gpus_per_replica for other in able)
-        if free + soon + kept < want.gpus_per_replica:
-            continue
-        granted[want.key] = replace(granted[want.key], confirms=True)
-        if want.lacks is Lack.CONFIRMED:
-            most = max(able, key=lambda other: (other.kept * other.gpus_per_replica, other.key))
-            granted[most.key] = replace(granted[most.key], releases=True)
-        return
+        missing = want.gpus_per_replica - free - soon
+        if _ask_for_kept(want, near, missing, granted) or _ask_to_sleep(
+            want, near, missing, granted, usage
+        ):
+            return
+
+
+def _ask_for_kept(
+    want: Want, near: Iterable[Want], missing: int, granted: dict[ServiceKey, Allocation]
+) -> bool:
+    """Ask for a replica that is kept for a surge; return whether there is one that makes room."""
+    able = [other for other in near if other.kept > 0]
+    if not able or sum(other.kept * other.gpus_per_replica for other in able) < missing:
+        return False
+    granted[want.key] = replace(granted[want.key], confirms=True)
+    if want.lacks is Lack.CONFIRMED:
+        most = max(able, key=lambda other: (other.kept * other.gpus_per_replica, other.key))
+        granted[most.key] = replace(granted[most.key], releases=True)
+    return True
+
+
+def _ask_to_sleep(
+    want: Want,
+    near: Iterable[Want],
+    missing: int,
+    granted: dict[ServiceKey, Allocation],
+    usage: Usage,
+) -> bool:
+    """Ask idle services to sleep for one that wakes and has no replica; return whether any was asked.
+
+    First the pods of all that might sleep for it are read directly.
+    """
+    if not want.wakes or granted[want.key].replicas > 0 or missing <= 0:
+        return False
+    would_hold = usage.used_in(want.namespace) + want.gpus_per_replica
+    idle = {
+        other: other.early_sleep
+        for other in near
+        if other.early_sleep is not None
+        and other.early_sleep.yields_to(want.tier)
+        and (other.namespace == want.namespace or usage.used_in(other.namespace) > would_hold)
+    }
+    if sum(other.gpus for other in idle) < missing:
+        return False
+    for other in idle:
+        granted[other.key] = replace(granted[other.key], confirms=True)
+    if want.lacks is not Lack.CONFIRMED:
+        return False
+    asked = _fewest({other: early for other, early in idle.items() if early.is_read}, missing)
+    for other in asked:
+        by_name = f"{want.namespace}/{want.name}"
+        granted[other.key] = replace(granted[other.key], sleeps_for=by_name)
+    return bool(asked)
+
+
+def _fewest(idle: Mapping[Want, EarlySleep], missing: int) -> list[Want]:
+    """Return the fewest services with so many accelerators, of equally many the cheapest; none if all have too few.
+
+    Those that were asked before come first: else two could sleep for one.
+    """
+    left = sorted(idle, key=lambda want: (not idle[want].is_asked, idle[want].cost, want.key))
+    chosen: list[Want] = []
+    while missing > 0 and left:
+        enough = [want for want in left if want.gpus >= missing]
+        one = enough[0] if enough else max(left, key=lambda want: want.gpus)
+        chosen.append(one)
+        left.remove(one)
+        missing -= one.gpus
+    return chosen if missing <= 0 else []
 
 
 def _urgency(want: Want) -> tuple[bool, bool, int, float, float, ServiceKey]:

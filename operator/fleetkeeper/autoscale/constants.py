@@ -193,6 +193,11 @@ CARRY_KV_RATIO: Final = 0.8
 IDLE_READ_S: Final = 15.0
 """Pods are read directly from this long before their service could sleep: three ticks, after which no sample of
 Prometheus counts."""
+EARLY_IDLE_S: Final = 30.0
+"""Time without a request after which a service may sleep early, for one that wakes."""
+WAKE_LACKS_S: Final = 15.0
+"""A wake that finds no accelerator waits for this long before another service sleeps for it. Until then the pods
+of idle services are read directly."""
 SURGE_DELAYS: Final = 4.0
 """After requests waited too long, the replicas that this required are kept for so many scale-down delays:
 bursts return, and a replica takes minutes to start."""

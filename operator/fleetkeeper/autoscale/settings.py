@@ -49,6 +49,9 @@ def settings_of(
         goes_to_sleep=sleep.state is SleepState.GOING_TO_SLEEP,
         waking_tier=sleep.tier if sleep.is_waking else None,
         waking_since=sleep.since if sleep.is_waking else None,
+        wake_has_failed=sleep.is_waking and sleep.failures > 0,
+        awake_since=sleep.since if sleep.state is None else None,
+        min_awake_s=float(spec.scaling.sleep.min_awake_seconds) if spec.scaling.sleep else 0.0,
         demands_grants=spec.access is AccessMode.GATEWAY,
         generation=generation,
     )

@@ -29,7 +29,7 @@ from fleetkeeper.autoscale.rules.fragmentation import (
     is_settled,
     with_readings,
 )
-from fleetkeeper.autoscale.rules.idle import decide_idle, is_sleep_near
+from fleetkeeper.autoscale.rules.idle import decide_early_sleep, decide_idle, is_sleep_near
 from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
 from fleetkeeper.autoscale.rules.need import need_of
 from fleetkeeper.autoscale.rules.objectives import judged_since
@@ -89,6 +89,14 @@ def decide_service(
         recommended=replicas.value,
         needed=need.needed or 0,
     )
+    is_direct = observed.direct_since is not None
+    early_sleep = decide_early_sleep(
+        state,
+        tracks.values(),
+        now,
+        is_direct=is_direct,
+        is_asked=bool(allocation.sleeps_for),
+    )
     want = want_of(
         inputs,
         signals,
@@ -98,6 +106,7 @@ def decide_service(
         lacks_since=lacks_since,
         kept=kept_for_surge(inputs, gates, observed, now),
         cold_start_s=estimate.cold_start.seconds,
+        early_sleep=early_sleep,
     )
 
     remedy = decide_memory_remedy(memory.remedy, settings, pods, inputs.out_of_memory_pods, now)
@@ -134,7 +143,9 @@ def decide_service(
         events=tick_events(memory.breakers, state, remedy, restart),
         asks_pods=asked_at is not None,
         deadline=need.deadline,
-        idle=decide_idle(state, tracks.values(), is_direct=observed.direct_since is not None),
+        idle=decide_idle(
+            state, tracks.values(), is_direct=is_direct, sleeps_for=allocation.sleeps_for
+        ),
     )
     return decision, replace(
         memory,

@@ -82,6 +82,12 @@ class ControlSettings:
     """While the service wakes: the most urgent tier that waits."""
     waking_since: float | None = None
     """Time since when it wakes."""
+    wake_has_failed: bool = False
+    """True if it wakes and its last start failed."""
+    awake_since: float | None = None
+    """Time since when it is awake, as the status says; 0 if it never slept. None while it is not."""
+    min_awake_s: float = 0.0
+    """Time that it stays awake at least."""
     demands_grants: bool = False
     """True if the engines accept only requests of the gateway."""
     generation: int = 1

@@ -103,6 +103,10 @@ class Usage:
             held.leaving for (of, _), held in self._holdings.items() if namespace in (None, of)
         )
 
+    def used_in(self, namespace: str) -> int:
+        """Return the accelerators in use in a namespace, with those of pods that are being removed."""
+        return self._by_namespace[namespace]
+
     def claim(self, key: ServiceKey, gpus: int) -> None:
         """Raise the claim of this service to `gpus` for all its replicas; never lower it."""
         more = max(0, gpus - self._claimed.get(key, 0))

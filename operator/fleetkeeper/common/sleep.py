@@ -33,7 +33,7 @@ class Sleep:
     failures: int = 0
     """Failed starts in a row."""
     message: str = ""
-    """Why the last start failed, why the service never started, or why it stays awake."""
+    """Why the last start failed, why it never started, for which service it sleeps, or why it stays awake."""
     never_started: bool = False
     """True if a new service had no room to start, until a start succeeds."""
     start_seconds: tuple[int, ...] = field(default=())
@@ -86,10 +86,13 @@ class Idle:
 
     `is_idle` is True if every pod was read directly, none had a request for `afterIdleSeconds`, and nothing
     else forbids sleep. `read_at` is the time of the oldest of these reads. Anything unknown is not idle.
+    `sleeps_for` names the service that needs its accelerators: then a shorter time without a request is
+    enough, also within `minAwakeSeconds`.
     """
 
     is_idle: bool = False
     read_at: float = 0.0
+    sleeps_for: str = ""
 
 
 NOT_IDLE = Idle()

@@ -109,8 +109,8 @@ def sleep_rows(view: ServiceView) -> Iterator[Row]:
         rank = f", with the rank of tier {sleep.tier.label}" if sleep.tier is not None else ""
         failed = f", after failed starts: {sleep.failures}" if sleep.failures else ""
         title = "Swap" if sleep.is_swapping else "Sleep"
-        is_new = sleep.is_asleep and sleep.never_started and not sleep.failures
-        why = f": {sleep.message}" if is_new else ""
+        is_told = sleep.message and not sleep.failures and not sleep.is_waking
+        why = f": {sleep.message}" if is_told else ""
         yield (
             title,
             f"{sleep.shown_state} since {rfc3339.format(sleep.since)}{rank}{failed}{why}",

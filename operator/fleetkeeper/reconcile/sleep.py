@@ -37,6 +37,7 @@ OPEN_ACCESS: Final = "stays awake: spec.access is not Gateway, and requests that
 NO_AUTO: Final = (
     "stays awake: spec.scaling.mode is not Auto, so Fleetkeeper does not set the number of replicas"
 )
+EARLY: Final = "The service went to sleep early"
 NO_GATEWAY: Final = "stays awake: the operator has no keys of a gateway, which would hold requests"
 
 
@@ -142,10 +143,12 @@ def _while_awake(
         return SleepDecision(before, max(ASK_AGAIN_S, before.since + SETTLED_S - inputs.now))
     ready_since = min(pod.ready_since or inputs.now for pod in inputs.facts.engine_pods)
     left_s = max(ready_since, before.since) + settings.min_awake_seconds - inputs.now
-    if left_s > 0:
+    sleeps_for = snapshot.idle.sleeps_for
+    if left_s > 0 and not sleeps_for:
         return SleepDecision(before, left_s)
     going = _next(before, SleepState.GOING_TO_SLEEP, inputs.now, number=before.number + 1)
-    return SleepDecision(going, ASK_AGAIN_S)
+    why = say(EARLY, f"{sleeps_for} needed its accelerators to wake") if sleeps_for else ""
+    return SleepDecision(replace(going, message=why), ASK_AGAIN_S)
 
 
 def _while_going(inputs: ReconcileInputs, before: Sleep) -> SleepDecision:

@@ -251,6 +251,13 @@ def test_a_service_that_sleeps_is_shown_as_such_and_is_no_problem() -> None:
     assert "0/0 Asleep" in printed(fleet_table([view], NOW))
 
 
+def test_explain_says_for_which_service_another_one_sleeps() -> None:
+    view = view_of(asleep(message="it sleeps for a/b"), {})
+    assert dict(decision_rows(view))["Sleep"].endswith(": it sleeps for a/b")
+    waking = view_of(asleep(state="Waking", message="it sleeps for a/b"), {})
+    assert "a/b" not in dict(decision_rows(waking))["Sleep"]
+
+
 def test_a_service_that_never_started_says_why_and_is_no_problem() -> None:
     status = asleep(number=1, neverStarted=True, message="no room")["status"]
     for row in status["conditions"][:2]:

@@ -450,6 +450,54 @@ def test_a_service_that_starts_does_not_go_to_sleep() -> None:
     assert sleep_of(world).state is None
 
 
+# -- for another service --------------------------------------------------------------------------
+
+FOR = "team-b/wakes"
+
+
+def asked(world: World) -> World:
+    """Return the world with pods that were idle for a short time, whose accelerators another service needs."""
+    return replace(world, idle=Idle(is_idle=True, read_at=world.now, sleeps_for=FOR))
+
+
+def test_it_sleeps_for_another_service_within_its_least_time_and_says_so() -> None:
+    """In the same two steps; the text is the one of both, and of the event."""
+    world = asked(awake(scaling={"sleep": {"minAwakeSeconds": 3600}}))
+    plan = plan_of(world)
+    assert plan.actions == ()
+    assert plan.status is not None
+    assert plan.status["sleep"]["state"] == "GoingToSleep"
+    assert FOR in plan.status["sleep"]["message"]
+    world = step(act(world, plan), SETTLED_S)
+    assert plan_of(world).status is None, "pods that were read before prove nothing"
+    plan = plan_of(idle(world))  # the other service needs to ask no longer
+    assert plan.status is not None
+    assert plan.status["sleep"]["state"] == "Asleep"
+    assert [event.message for event in plan.events if event.reason == "Asleep"] == [
+        plan.status["sleep"]["message"]
+    ]
+    world = settle(idle(act(world, plan)))
+    assert world.condition("Ready") == ("True", "Asleep")
+    assert FOR in sleep_of(world).message
+    assert plan_of(replace(world, idle=NOT_IDLE)).is_empty
+    world = settle(marked(replace(world, idle=NOT_IDLE)))
+    assert sleep_of(world).state is None
+    assert sleep_of(world).message == ""
+
+
+@pytest.mark.parametrize("cause", ["mark", "request"])
+def test_a_request_keeps_it_awake_whoever_needs_its_accelerators(cause: str) -> None:
+    world = asked(awake())
+    world = asked(step(act(world, plan_of(world)), SETTLED_S))
+    world = marked(world) if cause == "mark" else replace(world, idle=NOT_IDLE)
+    world = act(world, plan_of(world))
+    assert sleep_of(world).state is None
+    assert sleep_of(world).message == ""
+    assert world.engine.desired_replicas == 1
+    early = replace(asked(world), idle=replace(asked(world).idle, read_at=world.now - 1.0))
+    assert plan_of(early).status is None, "that was read before the request"
+
+
 @pytest.mark.parametrize("begins", ["asleep", "waking"])
 def test_a_crash_between_any_two_writes_ends_the_same(begins: str) -> None:
     """Children are written and the status is not: the next reconcile continues."""

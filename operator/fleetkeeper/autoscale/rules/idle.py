@@ -7,26 +7,101 @@ require that pods are read directly.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from fleetkeeper.autoscale.constants import IDLE_READ_S
+from fleetkeeper.autoscale.constants import EARLY_IDLE_S, IDLE_READ_S
 from fleetkeeper.autoscale.signals.pod_history import PodTrack
 from fleetkeeper.autoscale.signals.samples import PodSample, Source
 from fleetkeeper.autoscale.state import TickState
 from fleetkeeper.common.sleep import NOT_IDLE, Idle
+from fleetkeeper_contract.tiers import Tier
 
 
-def decide_idle(state: TickState, tracks: Iterable[PodTrack], *, is_direct: bool) -> Idle:
+@dataclass(frozen=True, slots=True)
+class EarlySleep:
+    """What is known of an idle service that may sleep before the end of its `afterIdleSeconds`."""
+
+    cost: float
+    """See `early_sleep_cost`."""
+    tier: Tier = Tier.STANDARD
+    """The most urgent tier of the requests that its replicas got."""
+    is_read: bool = True
+    """True if every pod was read directly."""
+    was_awake: bool = True
+    """True if it has been awake for its `minAwakeSeconds`."""
+    is_asked: bool = False
+    """True if the last tick asked it to sleep."""
+
+    def yields_to(self, tier: Tier) -> bool:
+        """Return whether it sleeps for a request of this tier."""
+        return tier < self.tier or (tier == self.tier and self.was_awake)
+
+
+def early_sleep_cost(start_s: float, idle_s: float) -> float:
+    """Return what it costs to let an idle service sleep now: seconds of its next start by second without a request.
+
+    The longer a service had no request, the later its next one is likely to come. With starts of 75 s,
+    0.25 after 300 s and 2.5 after 30 s.
+    """
+    return start_s / max(1.0, idle_s)
+
+
+def decide_idle(
+    state: TickState, tracks: Iterable[PodTrack], *, is_direct: bool, sleeps_for: str = ""
+) -> Idle:
     """Return whether the service is idle.
 
     `tracks`: those of all ready pods. `is_direct`: they have fresh samples that were read directly.
+    `sleeps_for`: the service that needs its accelerators.
     """
     after_s = _sleep_after_s(state)
     if after_s is None or not is_direct:
         return NOT_IDLE
+    if sleeps_for or state.settings.goes_to_sleep:  # no request since it began to go
+        after_s = min(after_s, EARLY_IDLE_S)
     samples = _idle_samples(tracks, after_s)
-    if not samples or any(sample.source is not Source.DIRECT for sample in samples):
+    if not samples or not _are_direct(samples):
         return NOT_IDLE
-    return Idle(is_idle=True, read_at=min(sample.time for sample in samples))
+    return Idle(is_idle=True, read_at=min(sample.time for sample in samples), sleeps_for=sleeps_for)
+
+
+def decide_early_sleep(
+    state: TickState, tracks: Iterable[PodTrack], now: float, *, is_direct: bool, is_asked: bool
+) -> EarlySleep | None:
+    """Return what is known of the service if it may sleep early, else None."""
+    settings, pods = state.settings, state.inputs.pods
+    after_s = _sleep_after_s(state)
+    if after_s is None or settings.awake_since is None or state.inputs.rolling_out:
+        return None
+    samples = _idle_samples(tracks, min(after_s, EARLY_IDLE_S))
+    ready = [pod.ready_since for pod in pods if pod.ready_since is not None and not pod.deleting]
+    if not samples or not len(samples) == len(ready) == len(pods) == state.inputs.replicas:
+        return None
+    awake_since = max(settings.awake_since, min(ready))
+    return EarlySleep(
+        early_sleep_cost(
+            state.estimate.cold_start.seconds, min(sample.gauges.idle_s for sample in samples)
+        ),
+        _asked_tier(samples),
+        is_read=is_direct and _are_direct(samples),
+        was_awake=now - awake_since >= settings.min_awake_s,
+        is_asked=is_asked,
+    )
+
+
+def _are_direct(samples: Iterable[PodSample]) -> bool:
+    return all(sample.source is Source.DIRECT for sample in samples)
+
+
+def _asked_tier(samples: Iterable[PodSample]) -> Tier:
+    """Return the most urgent tier of all requests that the engines got; standard if they got none."""
+    counters = [sample.counters for sample in samples]
+    if any(each.arrivals_realtime for each in counters):
+        return Tier.REALTIME
+    only_batch = any(each.arrivals_batch for each in counters) and not any(
+        each.arrivals_standard for each in counters
+    )
+    return Tier.BATCH if only_batch else Tier.STANDARD
 
 
 def is_sleep_near(state: TickState, tracks: Iterable[PodTrack]) -> bool:

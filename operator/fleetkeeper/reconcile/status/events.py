@@ -67,7 +67,8 @@ def sleep_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
     if new.is_asleep and new.never_started and not new.failures:
         yield Event(NORMAL, str(Reason.NEVER_STARTED), new.message)
     elif new.is_asleep and not new.failures:
-        yield Event(NORMAL, "Asleep", "No request came, so the service releases its replicas")
+        why = new.message or "No request came, so the service releases its replicas"
+        yield Event(NORMAL, "Asleep", why)
     elif new.is_waking:
         rank = f" with the rank of tier {new.tier.label}" if new.tier is not None else ""
         yield Event(NORMAL, "Waking", f"The service starts its replicas{rank}")

@@ -303,6 +303,7 @@ def _is_news(before: ControlView, after: ControlView) -> bool:
         or before.control_report != after.control_report
         or stages[0] != stages[1]
         or before.idle.is_idle != after.idle.is_idle
+        or before.idle.sleeps_for != after.idle.sleeps_for
     )
 
 

@@ -18,6 +18,7 @@ from fleetkeeper.runtime.reconciler import controller as controller_module
 from fleetkeeper.runtime.reconciler.controller import Controller
 from fleetkeeper.runtime.reconciler.outcome import Outcome
 from fleetkeeper.runtime.state.gpu_ledger import GpuLedger
+from fleetkeeper_contract import rfc3339
 from tests.support.autoscale.loop_world import World
 
 SLEEPS: dict[str, Any] = {"access": "Gateway", "scaling": {"sleep": {"afterIdleSeconds": 900}}}
@@ -81,6 +82,36 @@ async def test_the_pods_of_a_service_that_goes_to_sleep_are_read_at_once() -> No
     world.put_service(status=GOING, **SLEEPS)
     await world.ticks(2, gauges=idle_for(10.0))
     assert world.directly
+
+
+@pytest.mark.parametrize("is_new_leader", [False, True])
+async def test_an_idle_service_sleeps_early_for_one_that_wakes(*, is_new_leader: bool) -> None:
+    """The wake is in the status, so a new leader asks as soon as it has read the pods."""
+    world = Measured(context=replace(default_context(), max_accelerators=1))
+    world.loop = world.new_leader()
+    waking = {
+        "number": 3,
+        "state": "Waking",
+        "since": rfc3339.format(world.clock),
+        "tier": "standard",
+    }
+    key = world.add_service("idle", replicas=1, **SLEEPS)
+    world.put_service("idle", {"observedGeneration": 1}, **SLEEPS)
+    world.add_service("wakes", replicas=0, **SLEEPS)
+    world.put_service("wakes", {"sleep": waking, "observedGeneration": 1}, **SLEEPS)
+    await world.ticks(3, gauges=idle_for(60.0))
+    assert world.loop.view(key).idle == NOT_IDLE
+    if is_new_leader:
+        world.loop = world.new_leader()
+    await world.drained()
+    await world.ticks(6 if is_new_leader else 4, gauges=idle_for(75.0))
+    assert {target.key.name for target in world.asked[-1] if target.directly} == {"idle"}
+    assert world.loop.view(key).idle == Idle(
+        is_idle=True, read_at=world.clock - 5.0, sleeps_for="team-a/wakes"
+    )
+    assert key in await world.drained()
+    await world.ticks(1, gauges=idle_for(1.0))
+    assert world.loop.view(key).idle == NOT_IDLE
 
 
 class Executor:
