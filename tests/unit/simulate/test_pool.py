@@ -165,6 +165,28 @@ def test_a_wake_waits_for_the_budget_until_another_service_sleeps() -> None:
     assert free.budget_wait_s == 0.0
 
 
+@pytest.mark.parametrize(("awake_s", "least_s", "most_s"), [(0, 20.0, 80.0), (300, 290.0, 350.0)])
+def test_an_idle_service_sleeps_early_for_one_that_wakes(
+    awake_s: int, least_s: float, most_s: float
+) -> None:
+    """Both have the same tier, so `minAwakeSeconds` count. The idle time of 900 s does not."""
+    first = member("a", [10.0], idle_s=900, awake_s=awake_s)
+    second = member("b", [60.0], idle_s=900, awake_s=awake_s)
+    _, most, (_, waits) = played(first, second, gpus=1)
+    assert most == 1
+    assert waits.wakes == 1
+    assert least_s < waits.budget_wait_s < most_s
+
+
+def test_the_service_that_has_been_idle_for_longest_sleeps_early() -> None:
+    """The starts are equal. The other one still has a replica for its next request."""
+    long, short = member("a", [10.0], idle_s=900), member("b", [11.0, 300.0, 500.0], idle_s=900)
+    _, _, (_, tally, waits) = played(long, short, member("c", [400.0], idle_s=900), gpus=2)
+    assert waits.after_hold + waits.after_retry == 1
+    assert tally.wakes == 1
+    assert tally.at_once == 2
+
+
 def test_the_wake_that_waits_longest_is_first() -> None:
     """The names say otherwise."""
     members = [member(name, [at]) for name, at in (("c", 10.0), ("b", 20.0), ("a", 30.0))]

@@ -15,8 +15,9 @@ from typing import Any, Final
 from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import Component
 from fleetkeeper.api.types import InferenceServiceSpec
-from fleetkeeper.autoscale.arbitrate import Want, arbitrate
-from fleetkeeper.autoscale.constants import TICK_S
+from fleetkeeper.autoscale.arbitrate import Lack, Want, arbitrate
+from fleetkeeper.autoscale.constants import EARLY_IDLE_S, TICK_S, WAKE_LACKS_S
+from fleetkeeper.autoscale.rules.idle import EarlySleep, early_sleep_cost
 from fleetkeeper.common.budget import (
     Budget,
     Holding,
@@ -36,7 +37,12 @@ from fleetkeeper.simulate.closed_loop import EPOCH_S
 from fleetkeeper.simulate.cluster import SimulatedPod
 from fleetkeeper.simulate.pool.services import Member, Service
 from fleetkeeper.simulate.pool.world import PATIENCE_S, Asked, World
-from fleetkeeper_contract.sleep import MAX_RETRY_AFTER_S, SleepState, WakeMark, retry_after_s
+from fleetkeeper_contract.sleep import (
+    MAX_RETRY_AFTER_S,
+    SleepState,
+    WakeMark,
+    retry_after_s,
+)
 from fleetkeeper_contract.tiers import Tier
 
 HOLD_S: Final = 55.0
@@ -74,6 +80,8 @@ class Sleeper(Service):
         """Number of the last sleep for which a mark is under way."""
         self._diagnosis = Diagnosis()
         self._idle = NOT_IDLE
+        self.sleeps_for = ""
+        """The service that the last arbitration asked it to sleep for."""
         self._line: list[Asked] = []
         self._window = 1
         self._is_trying = False
@@ -145,19 +153,45 @@ class Sleeper(Service):
         return self._idle.is_idle or sleep.state is not None
 
     def _read_idle(self) -> Idle:
-        """Return whether no replica had a request for `afterIdleSeconds`."""
-        now, settings, pods = self.world.now, self.member.spec.scaling.sleep, self.cluster.pods
-        if not pods:
+        """Return whether no replica had a request for `afterIdleSeconds`, or for less if it is asked to sleep."""
+        settings = self.member.spec.scaling.sleep
+        if settings is None:
             return NOT_IDLE
+        after_s = float(settings.after_idle_seconds)
+        if self.sleeps_for or self.sleep.state is SleepState.GOING_TO_SLEEP:
+            after_s = min(after_s, EARLY_IDLE_S)
+        is_idle = self._idle_s() >= after_s
+        return Idle(is_idle=is_idle, read_at=self.world.now, sleeps_for=self.sleeps_for)
+
+    def _idle_s(self) -> float:
+        """Return the time without a request; -1 if one runs, or a replica is not ready."""
+        now, pods = self.world.now, self.cluster.pods
         for pod in pods.values():
             self.cluster.advance(pod, now)
         engines = [pod.engine for pod in pods.values() if pod.engine is not None]
-        if settings is None or len(engines) < len(pods):
-            return NOT_IDLE
-        since = max(engine.time for engine in engines)
-        is_idle = all(engine.is_idle for engine in engines)
-        is_idle = is_idle and now - since >= settings.after_idle_seconds
-        return Idle(is_idle=is_idle, read_at=now)
+        if not pods or len(engines) < len(pods) or not all(engine.is_idle for engine in engines):
+            return -1.0
+        return now - max(engine.time for engine in engines)
+
+    def _early_sleep(self) -> EarlySleep | None:
+        """Return what the control loop knows of it if it may sleep early: every tick reads the replicas."""
+        settings, idle_s = self.member.spec.scaling.sleep, self._idle_s()
+        if settings is None or self.sleep.state is not None or idle_s < EARLY_IDLE_S:
+            return None
+        pods = self.cluster.pods.values()
+        starts = [(pod.ready_since or self.world.now, pod.created) for pod in pods]
+        awake_s = self.world.now - max(self.sleep.since, min(ready for ready, _ in starts))
+        return EarlySleep(
+            early_sleep_cost(max(ready - created for ready, created in starts), idle_s),
+            was_awake=awake_s >= settings.min_awake_seconds,
+            is_asked=bool(self.sleeps_for),
+        )
+
+    def _lack(self) -> Lack:
+        if not self.sleep.is_waking or self.sleep.failures:
+            return Lack.NOTHING
+        waited_s = self.world.now - self.sleep.since
+        return Lack.CONFIRMED if waited_s >= WAKE_LACKS_S else Lack.LONG
 
     def reconcile(self) -> None:
         """Decide the next state of the sleep, and carry it out: first the status, then the replicas."""
@@ -248,6 +282,9 @@ class Sleeper(Service):
             self.replicas,
             self.member.model.gpus,
             self.sleep.tier or Tier.STANDARD,
+            lacks=self._lack(),
+            early_sleep=self._early_sleep(),
+            goes_to_sleep=self.sleep.state is SleepState.GOING_TO_SLEEP,
             waits_since=self.sleep.since if self.sleep.is_waking else math.inf,
         )
 
@@ -287,6 +324,7 @@ class Operator:
     def _tick(self) -> None:
         for service in self.services.values():
             service.tick()
+            service.sleeps_for = ""
         if all(
             each.sleep.is_asleep or each.cluster.wanted >= each.replicas
             for each in self.services.values()
@@ -294,6 +332,7 @@ class Operator:
             return  # no service lacks a replica
         wants = [service.want() for service in self.services.values()]
         for key, allocation in arbitrate(wants, self._budget, self._holdings()).items():
+            self.services[key].sleeps_for = allocation.sleeps_for
             if allocation.replicas > self.services[key].cluster.wanted:
                 self.services[key].reconcile()
 
