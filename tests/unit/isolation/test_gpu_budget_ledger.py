@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fleetkeeper.adapters.kubernetes.records import Seen
-from fleetkeeper.autoscale.arbitrate import Allocation
+from fleetkeeper.autoscale.arbitrate import Allocation, Want
 from fleetkeeper.common.budget import Allowance, Budget
 from fleetkeeper.reconcile.plan import Apply
 from fleetkeeper.reconcile.types import Kind, Pod, Workload
@@ -121,8 +121,51 @@ def test_a_limited_service_waits_for_its_order_when_an_accelerator_becomes_free(
     cluster = Cluster(4)
     cluster.service(CODE)
     cluster.deployment(CODE, 1, 1)
-    assert cluster.ledger.limit(CODE, Allocation(2, "the budget"), 1)
-    assert not cluster.ledger.limit(CODE, Allocation(2, "the budget"), 1)
+    want = Want("team-a", "code", 4, 1)
+    assert cluster.ledger.limit(CODE, Allocation(2, "the budget"), want)
+    assert not cluster.ledger.limit(CODE, Allocation(2, "the budget"), want)
     assert cluster.ledger.allowance(CODE) == Allowance(2, "the budget")
-    assert cluster.ledger.limit(CODE, Allocation(4), 1)
+    assert cluster.ledger.limit(CODE, Allocation(4), want)
+    assert cluster.left(CODE) == 4
+
+
+WAKES = Want("team-a", "chat", 1, 0, gpus_per_replica=2, waits_since=50.0)
+
+
+def test_what_a_wake_waits_for_goes_to_no_service_that_is_reconciled_first() -> None:
+    """Not to one that wakes later, is new, or sleeps for it and is asked again, until the next tick."""
+    cluster = Cluster(4)
+    cluster.service(CODE)
+    cluster.deployment(CODE, 1, 1)
+    assert cluster.left(CODE) == 4
+    cluster.ledger.limit(CHAT, Allocation(0, "the budget"), WAKES)
+    assert cluster.left(CODE) == 2
+    sleeps = Want("team-a", "code", 1, 1, goes_to_sleep=True)
+    cluster.ledger.limit(CODE, Allocation(1), sleeps)
+    assert cluster.left(CODE) == 2
+    cluster.ledger.limit(CHAT, Allocation(1), WAKES)
+    assert (cluster.left(CHAT), cluster.left(CODE)) == (3, 2), "granted, and not ordered yet"
+    cluster.ledger.limit(CHAT, Allocation(1), replace(WAKES, supplied=1))
+    assert cluster.left(CODE) == 4, "ordered"
+    cluster.ledger.limit(CHAT, Allocation(0), replace(WAKES, replicas=0))
+    assert cluster.left(CODE) == 4, "its need has ended"
+
+
+def test_what_the_tick_granted_is_taken_although_a_wake_waits_for_more() -> None:
+    """The tick has both before it, and knows that the free accelerators are too few for the other."""
+    cluster = Cluster(3)
+    cluster.service(CODE)
+    cluster.deployment(CODE, 2, 1)
+    cluster.ledger.limit(CHAT, Allocation(0, "the budget"), WAKES)
+    cluster.ledger.limit(CODE, Allocation(3), Want("team-a", "code", 3, 2))
+    assert cluster.left(CODE) == 3
+    cluster.ledger.forget(CODE)
+    assert cluster.left(CODE) == 1
+    cluster.ledger.forget(CHAT)
+    assert cluster.left(CODE) == 3
+
+
+def test_growth_that_waits_reserves_nothing() -> None:
+    cluster = Cluster(4)
+    cluster.ledger.limit(CHAT, Allocation(1, "the budget"), Want("team-a", "chat", 3, 1))
     assert cluster.left(CODE) == 4

@@ -266,9 +266,7 @@ class ControlLoop:
         state.allocated = result.allocation.replicas if result.allocation is not None else None
         self._metrics.show(service_tick.key, result.metrics)
         self._metrics.count(service_tick.key, counts_of(decision, made))
-        is_new_limit = self._ledger.limit(
-            service_tick.key, allocation, decision.want.gpus_per_replica
-        )
+        is_new_limit = self._ledger.limit(service_tick.key, allocation, decision.want)
         if is_new_limit or _is_news(before, state.view):
             self._queue.add(service_tick.key)
         for event in result.events:

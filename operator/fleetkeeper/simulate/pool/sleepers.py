@@ -19,6 +19,7 @@ from fleetkeeper.autoscale.arbitrate import Lack, Want, arbitrate
 from fleetkeeper.autoscale.constants import EARLY_IDLE_S, TICK_S, WAKE_LACKS_S
 from fleetkeeper.autoscale.rules.idle import EarlySleep, early_sleep_cost
 from fleetkeeper.common.budget import (
+    Allowance,
     Budget,
     Holding,
     ServiceKey,
@@ -223,7 +224,7 @@ class Sleeper(Service):
 
     def _order(self) -> None:
         """Create the replicas that the budget allows."""
-        allowance = self._operator.usage().allowance(self.member.key)
+        allowance = self._operator.allowance(self.member.key)
         gpus, live = self.member.model.gpus, self.cluster.wanted
         replicas, _ = bounded_replicas(self.replicas, live, gpus, allowance)
         if replicas > live:
@@ -310,6 +311,7 @@ class Operator:
         self.services: dict[ServiceKey, Sleeper] = {}
         self._budget = budget
         self._world = world
+        self._granted: frozenset[ServiceKey] = frozenset()
 
     def add(self, member: Member, seed: int, failed_ratio: float) -> Sleeper:
         """Return a new service."""
@@ -331,14 +333,29 @@ class Operator:
         ):
             return  # no service lacks a replica
         wants = [service.want() for service in self.services.values()]
-        for key, allocation in arbitrate(wants, self._budget, self._holdings()).items():
+        allocations = arbitrate(wants, self._budget, self._holdings())
+        self._granted = frozenset(
+            key
+            for key, allocation in allocations.items()
+            if allocation.replicas > self.services[key].cluster.wanted
+        )
+        for key, allocation in allocations.items():
             self.services[key].sleeps_for = allocation.sleeps_for
-            if allocation.replicas > self.services[key].cluster.wanted:
+            if key in self._granted:
                 self.services[key].reconcile()
+        self._granted = frozenset()
 
-    def usage(self) -> Usage:
-        """Return the accelerators in use."""
-        return Usage(self._budget, self._holdings())
+    def allowance(self, key: ServiceKey) -> Allowance:
+        """Return what a service may have, as the operator's ledger does: others wake, and the tick has seen only them."""
+        left = Usage(self._budget, self._holdings()).allowance(key)
+        if left.gpus is None or key in self._granted:
+            return left
+        awaited = sum(
+            each.member.model.gpus
+            for each in self.services.values()
+            if each.sleep.is_waking and not each.cluster.wanted and each.member.key != key
+        )
+        return replace(left, gpus=left.gpus - awaited)
 
     def _holdings(self) -> dict[ServiceKey, Holding]:
         return {key: service.holding() for key, service in self.services.items()}
