@@ -67,15 +67,17 @@ def jobs() -> list[Job]:
             rows.append(Job(f"afterIdleSeconds {idle_s}", Kind.FLEETKEEPER, per_day, idle_s))
     first = Job("afterIdleSeconds 60", Kind.FLEETKEEPER, 500.0, 60)
     rows += [
-        first._replace(name="and minAwakeSeconds 300", awake_s=300),
-        first._replace(name="and starts of 30 s", start_s=30.0),
+        first._replace(name="900 and minAwakeSeconds 300", idle_s=900, awake_s=300),
+        first._replace(name="300 and minAwakeSeconds 300", idle_s=300, awake_s=300),
+        first._replace(name="60 and minAwakeSeconds 300", awake_s=300),
+        first._replace(name="60 and starts of 30 s", start_s=30.0),
         Job("KEDA-like, starts of 30 s", Kind.KEDA, 500.0, start_s=30.0),
-        first._replace(name="and 5% of the starts fail", failed_ratio=0.05),
+        first._replace(name="60 and 5% of the starts fail", failed_ratio=0.05),
     ]
     return rows
 
 
-MORE: Final = 4
+MORE: Final = 6
 """The last rows of `jobs`, which vary one parameter."""
 
 

@@ -19,7 +19,6 @@ from fleetkeeper.autoscale.arbitrate import Lack, Want, arbitrate
 from fleetkeeper.autoscale.constants import EARLY_IDLE_S, TICK_S, WAKE_LACKS_S
 from fleetkeeper.autoscale.rules.idle import EarlySleep, early_sleep_cost
 from fleetkeeper.common.budget import (
-    Allowance,
     Budget,
     Holding,
     ServiceKey,
@@ -224,7 +223,7 @@ class Sleeper(Service):
 
     def _order(self) -> None:
         """Create the replicas that the budget allows."""
-        allowance = self._operator.allowance(self.member.key)
+        allowance = self._operator.usage().allowance(self.member.key)
         gpus, live = self.member.model.gpus, self.cluster.wanted
         replicas, _ = bounded_replicas(self.replicas, live, gpus, allowance)
         if replicas > live:
@@ -311,7 +310,6 @@ class Operator:
         self.services: dict[ServiceKey, Sleeper] = {}
         self._budget = budget
         self._world = world
-        self._granted: frozenset[ServiceKey] = frozenset()
 
     def add(self, member: Member, seed: int, failed_ratio: float) -> Sleeper:
         """Return a new service."""
@@ -333,29 +331,14 @@ class Operator:
         ):
             return  # no service lacks a replica
         wants = [service.want() for service in self.services.values()]
-        allocations = arbitrate(wants, self._budget, self._holdings())
-        self._granted = frozenset(
-            key
-            for key, allocation in allocations.items()
-            if allocation.replicas > self.services[key].cluster.wanted
-        )
-        for key, allocation in allocations.items():
+        for key, allocation in arbitrate(wants, self._budget, self._holdings()).items():
             self.services[key].sleeps_for = allocation.sleeps_for
-            if key in self._granted:
+            if allocation.replicas > self.services[key].cluster.wanted:
                 self.services[key].reconcile()
-        self._granted = frozenset()
 
-    def allowance(self, key: ServiceKey) -> Allowance:
-        """Return what a service may have, as the operator's ledger does: others wake, and the tick has seen only them."""
-        left = Usage(self._budget, self._holdings()).allowance(key)
-        if left.gpus is None or key in self._granted:
-            return left
-        awaited = sum(
-            each.member.model.gpus
-            for each in self.services.values()
-            if each.sleep.is_waking and not each.cluster.wanted and each.member.key != key
-        )
-        return replace(left, gpus=left.gpus - awaited)
+    def usage(self) -> Usage:
+        """Return the accelerators in use."""
+        return Usage(self._budget, self._holdings())
 
     def _holdings(self) -> dict[ServiceKey, Holding]:
         return {key: service.holding() for key, service in self.services.items()}
