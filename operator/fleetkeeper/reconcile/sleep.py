@@ -147,8 +147,17 @@ def _while_awake(
     if left_s > 0 and not sleeps_for:
         return SleepDecision(before, left_s)
     going = _next(before, SleepState.GOING_TO_SLEEP, inputs.now, number=before.number + 1)
-    why = say(EARLY, f"{sleeps_for} needed its accelerators to wake") if sleeps_for else ""
+    why = _why_early(inputs, sleeps_for) if sleeps_for else ""
     return SleepDecision(replace(going, message=why), ASK_AGAIN_S)
+
+
+def _why_early(inputs: ReconcileInputs, sleeps_for: str) -> str:
+    """Return the text for the owners of the service, who need not know the services of other namespaces."""
+    namespace, _, name = sleeps_for.partition("/")
+    metadata = inputs.snapshot.resource.get("metadata") or {}
+    is_own = namespace == metadata.get("namespace")
+    who = f"service {name}" if is_own else "a service of another namespace"
+    return say(EARLY, f"{who} needed its accelerators to wake")
 
 
 def _while_going(inputs: ReconcileInputs, before: Sleep) -> SleepDecision:

@@ -455,19 +455,27 @@ def test_a_service_that_starts_does_not_go_to_sleep() -> None:
 FOR = "team-b/wakes"
 
 
-def asked(world: World) -> World:
+def asked(world: World, sleeps_for: str = FOR) -> World:
     """Return the world with pods that were idle for a short time, whose accelerators another service needs."""
-    return replace(world, idle=Idle(is_idle=True, read_at=world.now, sleeps_for=FOR))
+    return replace(world, idle=Idle(is_idle=True, read_at=world.now, sleeps_for=sleeps_for))
 
 
-def test_it_sleeps_for_another_service_within_its_least_time_and_says_so() -> None:
-    """In the same two steps; the text is the one of both, and of the event."""
-    world = asked(awake(scaling={"sleep": {"minAwakeSeconds": 3600}}))
+@pytest.mark.parametrize(
+    ("needy", "text"),
+    [("own", "service wakes needed"), ("other", "a service of another namespace needed")],
+)
+def test_it_sleeps_for_another_service_within_its_least_time_and_says_so(
+    needy: str, text: str
+) -> None:
+    """In the same two steps; the text is the one of both, and of the event. It names no foreign service."""
+    world = awake(scaling={"sleep": {"minAwakeSeconds": 3600}})
+    namespace = world.resource["metadata"]["namespace"] if needy == "own" else "team-b"
+    world = asked(world, f"{namespace}/wakes")
     plan = plan_of(world)
     assert plan.actions == ()
     assert plan.status is not None
     assert plan.status["sleep"]["state"] == "GoingToSleep"
-    assert FOR in plan.status["sleep"]["message"]
+    assert text in plan.status["sleep"]["message"]
     world = step(act(world, plan), SETTLED_S)
     assert plan_of(world).status is None, "pods that were read before prove nothing"
     plan = plan_of(idle(world))  # the other service needs to ask no longer
@@ -478,7 +486,7 @@ def test_it_sleeps_for_another_service_within_its_least_time_and_says_so() -> No
     ]
     world = settle(idle(act(world, plan)))
     assert world.condition("Ready") == ("True", "Asleep")
-    assert FOR in sleep_of(world).message
+    assert text in sleep_of(world).message
     assert plan_of(replace(world, idle=NOT_IDLE)).is_empty
     world = settle(marked(replace(world, idle=NOT_IDLE)))
     assert sleep_of(world).state is None
