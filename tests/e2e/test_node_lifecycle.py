@@ -13,7 +13,6 @@ import pytest
 from fleetkeeper_local.common import lock
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.images import builder
-from fleetkeeper_local.node import cleanup
 from fleetkeeper_local.node.node import STOP_ORDER, Node
 from fleetkeeper_local.node.settings import NodeSettings
 from tests.support.node.node_world import MachineState, Pods, machine_state, pod_manifest, until
@@ -73,18 +72,6 @@ def test_up_heals_after_kill_and_pods_live_on(
     assert (status["containerID"], status["restartCount"]) == (before, 0)
     # The healed node still starts and ends pods.
     assert pods.run("fresh", python_image, "print('works')").strip() == "works"
-
-
-def test_all_pods_together_weigh_as_ten_sessions_of_the_machine(node: Node) -> None:
-    """Else a node whose machine has other work is not what its pods find on a node of their own."""
-    assert node.healthy()
-    weights = {
-        (group / name).read_text().strip()
-        for group in cleanup.kubepods_cgroups()
-        for name in ("cpu.shares", "cpu.weight")
-        if (group / name).exists()
-    }
-    assert weights in ({"10240"}, {"1000"})
 
 
 def test_everything_listens_on_loopback_or_the_bridge_alone(node: Node) -> None:

@@ -19,7 +19,6 @@ from fleetkeeper_local.control_plane.ports import is_free, require_free
 from fleetkeeper_local.control_plane.processes import ComponentFailed, Processes
 from fleetkeeper_local.images import oci, registry
 from fleetkeeper_local.node import addons, cleanup, flags, hostnet, preflight
-from fleetkeeper_local.node.pod_share import give_pods_the_processor
 from fleetkeeper_local.node.settings import NodeSettings
 
 START_TIMEOUT_S = 120.0
@@ -201,7 +200,6 @@ class Node:
             )
         self.processes.start("kube-proxy", flags.kube_proxy(settings))
         self._start_kubelet()
-        give_pods_the_processor()
         self.processes.await_ready(
             "kube-proxy", lambda: probes.answers_ok("http://127.0.0.1:10256/livez"), START_TIMEOUT_S
         )
