@@ -61,6 +61,7 @@ class Patience:
     base_wait_s: float = 0.25
     max_wait_s: float = 10.0
     request_timeout_s: float = 120.0
+    connect_timeout_s: float = 5.0
     deadline_s: float = 300.0
 
     def wait_s(self, attempt: int, retry_after_s: float | None, rng: random.Random) -> float:
@@ -126,7 +127,10 @@ class CompletionClient:
         """Open the pool."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=30),
-            timeout=aiohttp.ClientTimeout(total=self._patience.request_timeout_s, sock_connect=5),
+            timeout=aiohttp.ClientTimeout(
+                total=self._patience.request_timeout_s,
+                sock_connect=self._patience.connect_timeout_s,
+            ),
         )
         return self
 

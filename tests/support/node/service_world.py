@@ -25,8 +25,8 @@ from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
 
 FIS = "inferenceservices.fleetkeeper.io"
-ONE_TRY = Patience(attempts=1, request_timeout_s=300.0)
-"""A client that hides nothing: any refusal or break is a failed request."""
+ONE_TRY = Patience(attempts=1, request_timeout_s=300.0, connect_timeout_s=120.0)
+"""A client that hides nothing: any refusal or break is a failed request. A busy machine connects late."""
 CONTROL_PORT = 9090
 SCALE_DOWN_DELAY_S = 30
 """Of the shared fleet: the shortest that the schema allows."""
