@@ -165,9 +165,11 @@ def test_a_wake_waits_for_the_budget_until_another_service_sleeps() -> None:
     assert free.budget_wait_s == 0.0
 
 
-@pytest.mark.parametrize(("awake_s", "least_s", "most_s"), [(0, 20.0, 80.0), (300, 290.0, 350.0)])
+@pytest.mark.parametrize(
+    ("awake_s", "earliest_s", "latest_s"), [(0, 20.0, 80.0), (300, 290.0, 350.0)]
+)
 def test_an_idle_service_sleeps_early_for_one_that_wakes(
-    awake_s: int, least_s: float, most_s: float
+    awake_s: int, earliest_s: float, latest_s: float
 ) -> None:
     """Both have the same tier, so `minAwakeSeconds` count. The idle time of 900 s does not."""
     first = member("a", [10.0], idle_s=900, awake_s=awake_s)
@@ -175,7 +177,7 @@ def test_an_idle_service_sleeps_early_for_one_that_wakes(
     _, most, (_, waits) = played(first, second, gpus=1)
     assert most == 1
     assert waits.wakes == 1
-    assert least_s < waits.budget_wait_s < most_s
+    assert earliest_s < waits.budget_wait_s < latest_s
 
 
 def test_the_service_that_has_been_idle_for_longest_sleeps_early() -> None:

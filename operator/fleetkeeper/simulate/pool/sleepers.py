@@ -37,12 +37,7 @@ from fleetkeeper.simulate.closed_loop import EPOCH_S
 from fleetkeeper.simulate.cluster import SimulatedPod
 from fleetkeeper.simulate.pool.services import Member, Service
 from fleetkeeper.simulate.pool.world import PATIENCE_S, Asked, World
-from fleetkeeper_contract.sleep import (
-    MAX_RETRY_AFTER_S,
-    SleepState,
-    WakeMark,
-    retry_after_s,
-)
+from fleetkeeper_contract.sleep import MAX_RETRY_AFTER_S, SleepState, WakeMark, retry_after_s
 from fleetkeeper_contract.tiers import Tier
 
 HOLD_S: Final = 55.0
