@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -33,11 +32,11 @@ def test_a_request_wakes_a_service_whose_last_replica_is_gone(
     """The chapter of the demo: it waits until no engine pod is left, and sends one request."""
     lines = asleep.chapter(door, rare, print)
     assert "Ready is True (Asleep)." in lines
-    sleep = awake(rare)
+    sleep = asleep.awake(rare)
     assert marks(product)[rare.live()["metadata"]["uid"]] == "1.standard"
     assert (sleep["number"], len(sleep["startSeconds"])) == (1, 1)
-    assert says(rare, "releases its replicas", "Asleep")
-    assert says(rare, "starts its replicas", "Waking")
+    rare.until(lambda: says(rare, "releases its replicas", "Asleep"), "the event Asleep")
+    rare.until(lambda: says(rare, "starts its replicas", "Waking"), "the event Waking")
 
 
 def test_it_wakes_although_the_mark_and_the_operators_were_lost_while_it_slept(
@@ -49,16 +48,9 @@ def test_it_wakes_although_the_mark_and_the_operators_were_lost_while_it_slept(
     product.cluster.kubectl("-n", product.namespace, "delete", "configmap", MARKS)
     inject.kill_operators(product)
     asleep.ask(door, key, rare.name)
-    assert awake(rare)["number"] == 2
+    assert asleep.awake(rare)["number"] == 2
     assert marks(product)[rare.live()["metadata"]["uid"]] == "2.standard"
     await_operators(product)
-
-
-def awake(fleet: Fleet) -> dict[str, Any]:
-    """Return status.sleep once it says that the service is awake."""
-    fleet.until(lambda: "state" not in fleet.status()["sleep"], "awake in its status")
-    found: dict[str, Any] = fleet.status()["sleep"]
-    return found
 
 
 def marks(product: Installation) -> dict[str, str]:

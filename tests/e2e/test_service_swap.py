@@ -111,8 +111,8 @@ def test_no_request_fails_while_the_only_replica_is_replaced(
     ] == []
     assert not before & {pod.uid for pod in single.engines()}
     assert len(single.status()["sleep"]["startSeconds"]) == 1
-    assert says(single, "replica is replaced", "Swapping")
-    assert says(single, "no longer holds", "SwapEnded")
+    single.until(lambda: says(single, "replica is replaced", "Swapping"), "the event Swapping")
+    single.until(lambda: says(single, "no longer holds", "SwapEnded"), "the event SwapEnded")
 
 
 def test_a_revision_that_cannot_start_returns_and_held_requests_are_answered(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.demo.fleet import ENGINE, Fleet
@@ -38,6 +39,7 @@ def chapter(door: FrontDoor, fleet: Fleet, say: Callable[[str], None]) -> list[s
     lines.append(
         f"The next request woke the service and was answered after {time.monotonic() - asked:.0f} s{again}."
     )
+    awake(fleet)  # a service that may no longer sleep does not count the start
     fleet.change({"scaling": {"sleep": None}})
     for line in lines:
         say(f"asleep: {line}")
@@ -54,6 +56,13 @@ def fall_asleep(fleet: Fleet) -> None:
 def _is_asleep(fleet: Fleet) -> bool:
     state = (fleet.status().get("sleep") or {}).get("state")
     return state == "Asleep" and not fleet.pods(ENGINE)
+
+
+def awake(fleet: Fleet) -> dict[str, Any]:
+    """Return status.sleep once it says that the service is awake."""
+    fleet.until(lambda: "state" not in fleet.status()["sleep"], "awake in its status")
+    found: dict[str, Any] = fleet.status()["sleep"]
+    return found
 
 
 def ask(door: FrontDoor, key: str, model: str) -> int:

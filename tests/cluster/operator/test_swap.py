@@ -127,6 +127,7 @@ async def test_a_revision_that_no_node_fits_returns_within_the_same_swap(world: 
         "available", lambda: condition(world.fis(), "Available").get("status") == "True"
     )
     assert (world.fis() or {})["status"]["rollback"]["reason"] == "Unschedulable"
+    await world.quiet()
     since = world.mark()
     await world.quiet(12.0)
     assert world.writes(since) == []

@@ -34,9 +34,9 @@ from tests.support.plane.audit_log import WRITE_VERBS, Request, audited_requests
 from tests.support.plane.cluster_mirror import ClusterMirror
 from tests.support.plane.plane_state import mend, state_of
 
-COUNT_S = 20.0
-"""The time for which the last news of a start may wait, with the usual waits: 5 s until it is available, 10 s
-in the queue."""
+SETTLE_S = 20.0
+"""The time for which the last news of a change may wait: a rollout, 5 s until its pods are available, 10 s in the
+queue."""
 SEEN: tuple[Resource, ...] = (INFERENCE_SERVICE, *CHILDREN.values(), REPLICA_SET, POD)
 MARKER_PATH = "/api/v1/namespaces/kube-public/configmaps/fleetkeeper-release"
 """The object in which the operator finds a cluster-wide release."""
@@ -78,6 +78,15 @@ def is_ready(live: Live | None) -> bool:
         and ready.get("status") == "True"
         and ready.get("observedGeneration") == live["metadata"]["generation"]
         and live["status"].get("observedGeneration") == live["metadata"]["generation"]
+    )
+
+
+def _is_at_rest(live: Live) -> bool:
+    status = live.get("status") or {}
+    return (
+        condition(live, "Progressing").get("reason") != "RollingOut"
+        and status.get("availableReplicas") == status.get("readyReplicas")
+        and all(state["stage"] != "Draining" for state in status.get("replicaStates", ()))
     )
 
 
@@ -178,10 +187,11 @@ class World:
         return Counter(write.resource for write in writes if write.code < 300)
 
     async def quiet(self, seconds: float = 2.0) -> None:
-        """Wait until the operator has sent no request for this time.
+        """Wait until the operator has sent no request for this time, and none is to come.
 
-        A status waits for up to 10 s if its only news is that ready replicas count as available, or
-        that drained pods are gone.
+        A service is Ready in the middle of a rollout, whose next step may take longer than this time. A
+        status waits for up to 10 s if its only news is that ready replicas count as available, or that
+        drained pods are gone.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -190,23 +200,15 @@ class World:
         async with asyncio.timeout(PATIENCE_S * 2):
             while loop.time() - last < seconds:
                 count = len(self.requests(mark))
-                is_due = not self._is_counted() and loop.time() - began < COUNT_S
+                is_due = not self._is_settled() and loop.time() - began < SETTLE_S
                 if count != seen or is_due:
                     last, seen = loop.time(), count
                 await asyncio.sleep(0.2)
 
-    def _is_counted(self) -> bool:
-        """Return True if every status counts its ready replicas as available, and no pod drains."""
-        statuses = [
-            live.get("status") or {}
-            for (kind, _), live in self.objects.items()
-            if kind == INFERENCE_SERVICE.kind
-        ]
-        return all(
-            status.get("availableReplicas") == status.get("readyReplicas")
-            and all(state["stage"] != "Draining" for state in status.get("replicaStates", ()))
-            for status in statuses
-        )
+    def _is_settled(self) -> bool:
+        """Return True if no rollout goes on, ready replicas count as available, and no pod drains."""
+        kind = INFERENCE_SERVICE.kind
+        return all(_is_at_rest(live) for (of, _), live in self.objects.items() if of == kind)
 
     # -- doing ------------------------------------------------------------------------------------
 
