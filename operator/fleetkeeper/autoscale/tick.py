@@ -29,7 +29,12 @@ from fleetkeeper.autoscale.rules.fragmentation import (
     is_settled,
     with_readings,
 )
-from fleetkeeper.autoscale.rules.idle import decide_early_sleep, decide_idle, is_sleep_near
+from fleetkeeper.autoscale.rules.idle import (
+    are_read_directly,
+    decide_early_sleep,
+    decide_idle,
+    is_sleep_near,
+)
 from fleetkeeper.autoscale.rules.load_breaker import decide_load_breaker
 from fleetkeeper.autoscale.rules.need import need_of
 from fleetkeeper.autoscale.rules.objectives import judged_since
@@ -89,7 +94,7 @@ def decide_service(
         recommended=replicas.value,
         needed=need.needed or 0,
     )
-    is_direct = observed.direct_since is not None
+    is_direct = are_read_directly(inputs, tracks.values(), now)
     early_sleep = decide_early_sleep(
         state,
         tracks.values(),

@@ -88,6 +88,7 @@ class LoopbackEngines(PrometheusProxy):
         """Pods for which Prometheus gets a sample that says they hang."""
         self.url = ""
         self._engines: dict[str, Engine] = {}
+        self._last_request: dict[str, float] = {}
         self._random = Random(1)
         self._runners: list[web.AppRunner] = []
 
@@ -236,6 +237,7 @@ class LoopbackEngines(PrometheusProxy):
                     owed[service] -= 1.0
                     engine = min(engines, key=lambda e: e.load)
                     engine.arrive(Request(now, 1, TOKENS, TOKENS), self._random.random())
+                    self._last_request[engine.name] = now
             last = now
 
     def _write(self, name: str, text: str) -> Path:
@@ -254,6 +256,7 @@ class LoopbackEngines(PrometheusProxy):
         uid = pod["metadata"]["uid"]
         if uid not in self._engines:
             self._engines[uid] = Engine(SMALL, pod["metadata"]["name"], time.time())
+            self._last_request[pod["metadata"]["name"]] = time.time()
         return self._engines[uid]
 
     def _pod_at(self, request: web.Request) -> dict[str, Any]:
@@ -273,7 +276,10 @@ class LoopbackEngines(PrometheusProxy):
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         pod = self._pod_at(request)
         engine = self._engine(pod)
-        sample = engine.sample(time.time())
+        now = time.time()
+        sample = engine.sample(now)
+        idle_s = now - self._last_request[engine.name]
+        sample = replace(sample, gauges=sample.gauges._replace(idle_s=idle_s))
         owner = pod["metadata"]["labels"][LABEL_SERVICE]
         if owner in self.demand_grants:
             sample = replace(sample, gauges=sample.gauges._replace(grants_demanded=1.0))

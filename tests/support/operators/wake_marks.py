@@ -15,12 +15,16 @@ from tests.support.operators.operator_world import World
 CONFIG_MAP = CHILDREN[Kind.CONFIG_MAP]
 
 
-async def operator_with_marks(world: World, **options: Any) -> OperatorProcess:
-    """Start an operator as a chart with the gateway does."""
+def settings_with_marks(world: World) -> dict[str, str]:
+    """Return the settings of an operator as a chart with the gateway makes them."""
     keys = world.directory / "grant-jwks.json"
     keys.write_text(new_grant_keys()["jwks.json"])
-    settings = {"FLEETKEEPER_WAKE_MARKS": MARKS, "FLEETKEEPER_GRANT_JWKS_FILE": str(keys)}
-    return await world.operator(env=settings, **options).start().leads()
+    return {"FLEETKEEPER_WAKE_MARKS": MARKS, "FLEETKEEPER_GRANT_JWKS_FILE": str(keys)}
+
+
+async def operator_with_marks(world: World, **options: Any) -> OperatorProcess:
+    """Start an operator as a chart with the gateway does."""
+    return await world.operator(env=settings_with_marks(world), **options).start().leads()
 
 
 async def mark(world: World, **marks: str) -> None:

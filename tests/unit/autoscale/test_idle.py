@@ -57,11 +57,15 @@ def test_a_service_is_idle_once_every_pod_was_read_directly() -> None:
             read(loop, 950.0, 950.0, source=Source.PROMETHEUS), checks_directly=True
         )
         assert decision.idle == NOT_IDLE
-    assert after(loop, 2, 990.0, 990.0).idle == NOT_IDLE, "rates still rest on Prometheus"
     assert after(loop, 1, 990.0, 990.0).idle == Idle(is_idle=True, read_at=loop.now - 5.0)
     first, second = read(loop, 1000.0, AFTER_S)
     decision = loop.tick([replace(first, time=first.time - 1.5), second], checks_directly=True)
     assert decision.idle == Idle(is_idle=True, read_at=first.time - 1.5)
+
+
+def test_a_pod_in_its_first_minute_tells_the_time_of_its_last_request() -> None:
+    loop = Loop(SETTINGS, pods=(pod_view("chat-0", age_s=5.0), pod_view("chat-1", age_s=5.0)))
+    assert after(loop, 1, AFTER_S, AFTER_S).idle.is_idle
 
 
 def test_without_a_prometheus_every_read_is_direct() -> None:

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleetkeeper.autoscale.constants import EARLY_IDLE_S, IDLE_READ_S
-from fleetkeeper.autoscale.signals.pod_history import PodTrack
+from fleetkeeper.autoscale.signals.pod_history import PodTrack, grade_of
 from fleetkeeper.autoscale.signals.samples import PodSample, Source
 from fleetkeeper.autoscale.state import TickState
+from fleetkeeper.autoscale.types import ControlInputs, Grade
 from fleetkeeper.common.sleep import NOT_IDLE, Idle
 from fleetkeeper_contract.tiers import Tier
 
@@ -46,13 +47,27 @@ def early_sleep_cost(start_s: float, idle_s: float) -> float:
     return start_s / max(1.0, idle_s)
 
 
+def are_read_directly(inputs: ControlInputs, tracks: Iterable[PodTrack], now: float) -> bool:
+    """Return whether the newest sample of every ready pod is fresh and was read directly.
+
+    Also of pods that warm up: their rates mean nothing yet, but the time of their last request does. While
+    Prometheus is lost, it is False.
+    """
+    return not inputs.prometheus_lost and all(
+        track.newest is not None
+        and track.newest.source is Source.DIRECT
+        and grade_of(track, now) is Grade.FRESH
+        for track in tracks
+    )
+
+
 def decide_idle(
     state: TickState, tracks: Iterable[PodTrack], *, is_direct: bool, sleeps_for: str = ""
 ) -> Idle:
     """Return whether the service is idle.
 
-    `tracks`: those of all ready pods. `is_direct`: they have fresh samples that were read directly.
-    `sleeps_for`: the service that needs its accelerators.
+    `tracks`: those of all ready pods. `is_direct`: see `are_read_directly`. `sleeps_for`: the service that
+    needs its accelerators.
     """
     after_s = _sleep_after_s(state)
     if after_s is None or not is_direct:
@@ -60,7 +75,7 @@ def decide_idle(
     if sleeps_for or state.settings.goes_to_sleep:  # no request since it began to go
         after_s = min(after_s, EARLY_IDLE_S)
     samples = _idle_samples(tracks, after_s)
-    if not samples or not _are_direct(samples):
+    if not samples:
         return NOT_IDLE
     return Idle(is_idle=True, read_at=min(sample.time for sample in samples), sleeps_for=sleeps_for)
 
@@ -83,14 +98,10 @@ def decide_early_sleep(
             state.estimate.cold_start.seconds, min(sample.gauges.idle_s for sample in samples)
         ),
         _asked_tier(samples),
-        is_read=is_direct and _are_direct(samples),
+        is_read=is_direct,
         was_awake=now - awake_since >= settings.min_awake_s,
         is_asked=is_asked,
     )
-
-
-def _are_direct(samples: Iterable[PodSample]) -> bool:
-    return all(sample.source is Source.DIRECT for sample in samples)
 
 
 def _asked_tier(samples: Iterable[PodSample]) -> Tier:
