@@ -58,12 +58,14 @@ def _shown(before: Shown, value: str, decision: Decision[Any], now: float) -> Sh
 def _why(decision: ControlDecision, before: Shown, desired: int) -> Decision[int]:
     """Return the decision that explains `desired`, or `ExternallyChanged` if this process did not change it.
 
-    The live number can change without a decision of this process: the previous leader ended before it
-    reported its allocation, or another client changed the Deployment.
+    The live number can change without a decision of this process: the service woke, the previous leader ended
+    before it reported its allocation, or another client changed the Deployment.
     """
     made = desired != decision.live_replicas or not decision.settings.activation.is_scaled
     if made or before.value in {"", str(desired)}:
         return decision.replicas
+    if before.reason == "Asleep":
+        return replace(decision.replicas, reason="Awake", detail="the service woke from its sleep")
     found = f"the engine Deployment already had {desired} replicas"
     return replace(decision.replicas, reason="ExternallyChanged", detail=found)
 

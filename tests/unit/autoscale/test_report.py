@@ -17,6 +17,7 @@ from fleetkeeper.autoscale.memory import (
 from fleetkeeper.autoscale.report import build_report
 from fleetkeeper.autoscale.signals.samples import Gauges, Source
 from fleetkeeper.autoscale.types import ControlSettings
+from fleetkeeper.common.activation import Activation, State
 from fleetkeeper.reconcile.status.control import report_to_status
 from fleetkeeper_contract import rfc3339
 from tests.support.autoscale.control_cases import (
@@ -173,6 +174,17 @@ def test_an_allocation_that_was_never_written_is_reported_as_externally_changed(
         "2",
         "ExternallyChanged",
     )
+
+
+def test_the_replicas_of_a_service_that_woke_are_reported_as_those_of_its_wake() -> None:
+    """The planner sets them. A tick may come when the service is already awake."""
+    loop = Loop(settings=ControlSettings(activation=Activation(State.ASLEEP, 0)), replicas=0)
+    asleep = reported_status(reported(loop, loop.tick([])).report)
+    assert asleep["scaling"]["reason"] == "Asleep"
+    loop.settings, loop.replicas = ControlSettings(), 1
+    awake = reported_status(reported(loop, loop.tick([])).report)
+    assert (awake["scaling"]["reason"], awake["scaling"]["desired"]) == ("Awake", 1)
+    assert awake["decisions"][-1]["reason"] == "Awake"
 
 
 def test_the_status_fits_the_published_schema_and_is_quiet() -> None:

@@ -106,7 +106,7 @@ def _of_children(assessment: Assessment, actions: Sequence[Action]) -> Iterator[
     if created:
         yield Event(NORMAL, "Created", f"Created {_listed(created)}")
     repaired = [item for item in actions if isinstance(item, Apply) and item.why == Why.REPAIR]
-    if repaired and assessment.is_new_generation:
+    if repaired and (assessment.is_new_generation or assessment.is_swapping):
         yield Event(NORMAL, "Updated", f"Updated {_listed(repaired)} to match the spec")
     elif repaired:
         yield Event(NORMAL, "Repaired", f"Restored {_listed(repaired)} to the desired state")
