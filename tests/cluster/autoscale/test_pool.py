@@ -30,14 +30,14 @@ SHORTER = {
 
 @pytest_asyncio.fixture
 async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
-    async with operator_world(control_plane, "operator-pool") as found:
-        yield found
+    async with operator_world(control_plane, "operator-pool") as made:
+        yield made
 
 
 @pytest_asyncio.fixture
 async def engines(control_plane: ControlPlane, world: World) -> AsyncIterator[LoopbackEngines]:
-    async with loopback_engines(control_plane, world) as found:
-        yield found
+    async with loopback_engines(control_plane, world) as made:
+        yield made
 
 
 class Pool:
@@ -69,10 +69,6 @@ class Pool:
         found: Live = ((self.world.fis(name) or {}).get("status") or {}).get("sleep") or {}
         return found
 
-    def is_asleep(self, name: str) -> bool:
-        """Return whether it sleeps and its last pod is gone."""
-        return self.sleep(name).get("state") == SleepState.ASLEEP and not self.pods(name)
-
     def pods(self, *names: str) -> list[str]:
         """Return the pods of these services, also those that end."""
         begins = tuple(f"{name}-" for name in names)
@@ -86,6 +82,13 @@ class Pool:
     async def awake(self, name: str) -> None:
         """Wait until a service runs."""
         await self.world.until(f"{name} awake", lambda: self.sleep(name).get("state") is None)
+
+    async def asleep(self, name: str) -> None:
+        """Wait until a service sleeps and its last pod is gone."""
+        await self.world.until(
+            f"{name} asleep",
+            lambda: self.sleep(name).get("state") == SleepState.ASLEEP and not self.pods(name),
+        )
 
     async def watch(self) -> None:
         """Note the most pods at a time and all states of sleep, until cancelled."""
@@ -126,14 +129,14 @@ async def test_what_is_idle_sleeps_for_what_wakes_also_if_the_leader_changes(poo
     pool.operators[0].kill()
     await pool.start("b")
     await pool.awake("late")
-    assert pool.is_asleep("idle")
+    await pool.asleep("idle")
     assert "service late needed its accelerators" in pool.sleep("idle")["message"]
-    told = await pool.world.wait_for_event("idle", "Normal", "went to sleep early")
-    assert {event["reason"] for event in told} == {"Asleep"}
+    recorded = await pool.world.wait_for_event("idle", "Normal", "went to sleep early")
+    assert {event["reason"] for event in recorded} == {"Asleep"}
 
     await pool.wake("idle")
     await pool.awake("idle")
-    assert pool.is_asleep("late")
+    await pool.asleep("late")
     assert "busy" not in pool.states
     assert pool.most_pods == ACCELERATORS
     assert [line for each in pool.operators for line in each.tracebacks()] == []
@@ -155,7 +158,7 @@ async def test_a_wake_waits_while_all_others_have_requests(pool: Pool) -> None:
     await mark(pool.world)
     pool.engines.rate_per_s["idle"] = 0.0
     await pool.awake("late")
-    assert pool.is_asleep("idle")
+    await pool.asleep("idle")
     assert pool.states.keys() == {"late", "idle"}
     assert pool.most_pods == ACCELERATORS
 

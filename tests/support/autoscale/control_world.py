@@ -89,6 +89,8 @@ class LoopbackEngines(PrometheusProxy):
         self.url = ""
         self._engines: dict[str, Engine] = {}
         self._last_request: dict[str, float] = {}
+        self._played = time.time()
+        """The time up to which requests arrived: a pause of this process is no idle time."""
         self._random = Random(1)
         self._runners: list[web.AppRunner] = []
 
@@ -238,7 +240,7 @@ class LoopbackEngines(PrometheusProxy):
                     engine = min(engines, key=lambda e: e.load)
                     engine.arrive(Request(now, 1, TOKENS, TOKENS), self._random.random())
                     self._last_request[engine.name] = now
-            last = now
+            last = self._played = now
 
     def _write(self, name: str, text: str) -> Path:
         file = self.world.directory / name
@@ -256,7 +258,7 @@ class LoopbackEngines(PrometheusProxy):
         uid = pod["metadata"]["uid"]
         if uid not in self._engines:
             self._engines[uid] = Engine(SMALL, pod["metadata"]["name"], time.time())
-            self._last_request[pod["metadata"]["name"]] = time.time()
+            self._last_request[pod["metadata"]["name"]] = self._played
         return self._engines[uid]
 
     def _pod_at(self, request: web.Request) -> dict[str, Any]:
@@ -276,9 +278,8 @@ class LoopbackEngines(PrometheusProxy):
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         pod = self._pod_at(request)
         engine = self._engine(pod)
-        now = time.time()
-        sample = engine.sample(now)
-        idle_s = now - self._last_request[engine.name]
+        sample = engine.sample(time.time())
+        idle_s = self._played - self._last_request[engine.name]
         sample = replace(sample, gauges=sample.gauges._replace(idle_s=idle_s))
         owner = pod["metadata"]["labels"][LABEL_SERVICE]
         if owner in self.demand_grants:
