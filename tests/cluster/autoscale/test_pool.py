@@ -41,13 +41,13 @@ async def engines(control_plane: ControlPlane, world: World) -> AsyncIterator[Lo
 
 
 class Pool:
-    """Three services, and the most accelerators that their pods ever held."""
+    """Three services, and the largest number of pods that they ever had."""
 
     def __init__(self, world: World, engines: LoopbackEngines) -> None:
         self.world = world
         self.engines = engines
         self.operators: list[OperatorProcess] = []
-        self.most_pods = 0
+        self.peak_pods = 0
         self.states: dict[str, set[str | None]] = {}
         """The states of status.sleep that a service ever had."""
 
@@ -91,12 +91,12 @@ class Pool:
         )
 
     async def watch(self) -> None:
-        """Note the most pods at a time and all states of sleep, until cancelled."""
+        """Record the largest number of pods and all states of sleep, until cancelled."""
         while True:
             for name in NAMES:
                 if sleep := self.sleep(name):
                     self.states.setdefault(name, set()).add(sleep.get("state"))
-            self.most_pods = max(self.most_pods, len(self.pods(*NAMES)))
+            self.peak_pods = max(self.peak_pods, len(self.pods(*NAMES)))
             await asyncio.sleep(0.02)
 
 
@@ -138,7 +138,7 @@ async def test_what_is_idle_sleeps_for_what_wakes_also_if_the_leader_changes(poo
     await pool.awake("idle")
     await pool.asleep("late")
     assert "busy" not in pool.states
-    assert pool.most_pods == ACCELERATORS
+    assert pool.peak_pods == ACCELERATORS
     assert [line for each in pool.operators for line in each.tracebacks()] == []
 
 
@@ -160,7 +160,7 @@ async def test_a_wake_waits_while_all_others_have_requests(pool: Pool) -> None:
     await pool.awake("late")
     await pool.asleep("idle")
     assert pool.states.keys() == {"late", "idle"}
-    assert pool.most_pods == ACCELERATORS
+    assert pool.peak_pods == ACCELERATORS
 
 
 def _is_new(marks: Live | None) -> bool:
