@@ -110,7 +110,8 @@ async def test_a_mark_wakes_its_service(world: World, is_down: bool) -> None:
     if is_down:
         await operator.start().leads()
     await world.until("awake", lambda: replicas(world) == 1)
-    assert (sleep_of(world)["number"], sleep_of(world).get("tier")) == (7, "realtime")
+    await world.wait_for_event("chat", "Normal", "starts its replicas with the rank of tier realtime")
+    assert sleep_of(world)["number"] == 7
     assert await operator.metric("fleetkeeper_wake_marks") == 2
     await world.delete(CONFIG_MAP, MARKS)
     await world.until(
