@@ -13,8 +13,10 @@ import pytest
 from fleetkeeper_local.common import lock
 from fleetkeeper_local.common.errors import LocalError
 from fleetkeeper_local.images import builder
+from fleetkeeper_local.node import cleanup
 from fleetkeeper_local.node.node import STOP_ORDER, Node
 from fleetkeeper_local.node.settings import NodeSettings
+from fleetkeeper_local.node.weight import COMPONENT_NICE, POD_WEIGHTS
 from tests.support.node.node_world import MachineState, Pods, machine_state, pod_manifest, until
 
 SLEEP = "import time; print('up'); time.sleep(3600)"
@@ -72,6 +74,22 @@ def test_up_heals_after_kill_and_pods_live_on(
     assert (status["containerID"], status["restartCount"]) == (before, 0)
     # The healed node still starts and ends pods.
     assert pods.run("fresh", python_image, "print('works')").strip() == "works"
+
+
+def test_the_node_outweighs_the_other_sessions_of_the_machine(node: Node) -> None:
+    """Also its components that were started again; else a busy machine starves what is tested on it."""
+    assert node.healthy()
+    weights = {
+        (group / name).read_text().strip()
+        for group in cleanup.kubepods_cgroups()
+        for name in POD_WEIGHTS
+        if (group / name).exists()
+    }
+    assert len(weights) == 1
+    assert weights < {str(weight) for weight in POD_WEIGHTS.values()}
+    for name, pid in _pids(node).items():
+        group = Path(f"/proc/{pid}/autogroup").read_text()
+        assert group.split()[-1] == str(COMPONENT_NICE), name
 
 
 def test_everything_listens_on_loopback_or_the_bridge_alone(node: Node) -> None:

@@ -20,6 +20,7 @@ from fleetkeeper_local.control_plane.processes import ComponentFailed, Processes
 from fleetkeeper_local.images import oci, registry
 from fleetkeeper_local.node import addons, cleanup, flags, hostnet, preflight
 from fleetkeeper_local.node.settings import NodeSettings
+from fleetkeeper_local.node.weight import raise_weights
 
 START_TIMEOUT_S = 120.0
 _NO_CRI = "server is not initialized yet"
@@ -87,6 +88,10 @@ class Node:
             names.remove("prometheus")
         return [*names, "containerd"]
 
+    def _pids(self) -> list[int]:
+        found = (self.processes.running(name) for name in self._components())
+        return [process.pid for process in found if process is not None]
+
     def _prepare(self) -> None:
         """Check everything that can fail before anything is started."""
         preflight.check_machine(self.settings)
@@ -126,6 +131,7 @@ class Node:
             plane.result()
         self._start_node()
         self._apply_addons(coredns_image)
+        raise_weights(self._pids())
         self._await_dns()
 
     def _start_plane(self) -> None:

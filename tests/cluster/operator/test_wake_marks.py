@@ -110,7 +110,9 @@ async def test_a_mark_wakes_its_service(world: World, is_down: bool) -> None:
     if is_down:
         await operator.start().leads()
     await world.until("awake", lambda: replicas(world) == 1)
-    await world.wait_for_event("chat", "Normal", "starts its replicas with the rank of tier realtime")
+    await world.wait_for_event(
+        "chat", "Normal", "starts its replicas with the rank of tier realtime"
+    )
     assert sleep_of(world)["number"] == 7
     assert await operator.metric("fleetkeeper_wake_marks") == 2
     await world.delete(CONFIG_MAP, MARKS)
