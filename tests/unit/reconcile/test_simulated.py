@@ -18,6 +18,7 @@ from fleetkeeper.api.profiles.object_storage import ObjectStorage
 from fleetkeeper.api.profiles.profile import EgressPeer, EngineProfile, effective_resources
 from fleetkeeper.api.profiles.simulation import HARDWARE, Simulation
 from fleetkeeper.api.profiles.tracing import Collector, Tracing
+from fleetkeeper.common.budget import accelerators_of
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.context import MODEL_HUB, PlanContext, default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
@@ -275,6 +276,26 @@ def test_simulated_replicas_take_nothing_of_a_gpu_budget() -> None:
     asked = parse_service(service(**SIMULATED, resources={"accelerator": {}})).spec
     for spec in (chat.spec, asked):
         assert effective_resources(spec, PROFILE).accelerators == 0
+
+
+def test_a_profile_with_an_accelerator_resource_tests_a_gpu_budget() -> None:
+    """Claims stay without effect: the operator cannot know what they hold for an engine without a model."""
+    of = profile(resources={"acceleratorResource": "nvidia.com/gpu", "cpu": "50m"})
+    for resources in ({}, {"claims": [{"name": "nic", "resourceClaimName": "nic"}]}):
+        asked = parse_service(
+            service(engine={"profile": "simulated", "tensorParallelSize": 2}, resources=resources)
+        )
+        assert effective_resources(asked.spec, of).accelerators == 2
+        template = desired_engine_template(asked, of, context(of))
+        assert accelerators_of(template["spec"]) == 2
+        found = _engine(template)["resources"]
+        assert found["limits"]["nvidia.com/gpu"] == found["requests"]["nvidia.com/gpu"] == "2"
+        assert "cpu" not in found["limits"]
+    other = {"accelerator": {"resource": "amd.com/gpu"}}
+    asked = parse_service(service(**SIMULATED, resources=other))
+    assert _engine(desired_engine_template(asked, of, context(of)))["resources"]["limits"][
+        "amd.com/gpu"
+    ] == "1"
 
 
 def test_object_storage_of_other_profiles_is_still_required() -> None:

@@ -73,7 +73,8 @@ class ResourceDefaults(Section):
     """The resources of a replica for which the spec sets none."""
 
     accelerator_resource: ResourceName | None = Field(
-        None, description="Name of the accelerator's extended resource, on cuda profiles."
+        None,
+        description="Name of the accelerator's extended resource, on cuda profiles. On simulated profiles, replicas have accelerators only if it is set: to test a GPU budget.",
     )
     cpu: Quantity = Field("4", description="Number of CPU cores.")
     memory: Quantity = Field("32Gi", description="Memory in bytes.")
@@ -164,7 +165,7 @@ class EngineProfile(Section):
     )
     simulated: bool = Field(
         False,
-        description="Whether engines simulate vLLM: they load no model, use no accelerator, and answer with meaningless text. Requires accelerator cpu and delivery baked.",
+        description="Whether engines simulate vLLM: they load no model, use no GPU, and answer with meaningless text. Requires accelerator cpu and delivery baked.",
     )
     simulation: Simulation | None = Field(
         None,
@@ -310,13 +311,16 @@ def effective_resources(spec: InferenceServiceSpec, profile: EngineProfile) -> E
     """Return the spec's resources, completed with the profile's defaults.
 
     On a cuda profile without `resources.accelerator`, a replica gets `engine.tensorParallelSize` of
-    the profile's accelerators, or gets as many from `resources.claims`. On a cpu profile it gets none.
+    the profile's accelerators, or gets as many from `resources.claims`. On a cpu profile it gets none,
+    unless it is a simulated one with `acceleratorResource`.
     """
     asked, default = spec.resources, profile.resources
+    is_cuda = profile.accelerator is AcceleratorKind.CUDA
+    has_accelerators = is_cuda or (profile.simulated and default.accelerator_resource is not None)
     accelerator, claimed = asked.accelerator, 0
-    if accelerator is None and profile.accelerator is AcceleratorKind.CUDA and asked.claims:
+    if accelerator is None and is_cuda and asked.claims:
         claimed = spec.engine.tensor_parallel_size
-    elif accelerator is None and profile.accelerator is AcceleratorKind.CUDA:
+    elif accelerator is None and has_accelerators:
         accelerator = Accelerator(
             resource=default.accelerator_resource or "nvidia.com/gpu",
             count=spec.engine.tensor_parallel_size,
@@ -332,7 +336,7 @@ def effective_resources(spec: InferenceServiceSpec, profile: EngineProfile) -> E
             canonical_quantity(asked.ephemeral_storage) if asked.ephemeral_storage else None
         ),
         claimed_accelerators=claimed,
-        accelerator=accelerator if profile.accelerator is AcceleratorKind.CUDA else None,
+        accelerator=accelerator if has_accelerators else None,
     )
 
 
