@@ -304,16 +304,16 @@ def report(
         held = [answer.began - answer.sent for answer, _ in woke]
         after = [steps.after(answer, ordered) for answer, ordered in woke]
         waits = [found[LAST] - found["engine ready"] for found in after if "engine ready" in found]
-        rows.append([title, str(len(part)), str(failed), *map(_spread, (orders, held, waits))])
+        rows.append([title, str(len(part)), str(failed), *map(spread, (orders, held, waits))])
         times = [[found[step] for found in after if step in found] for step in (*STEPS, LAST)]
-        parts.append([title, *map(_spread, times)])
+        parts.append([title, *map(spread, times)])
     sleeps = sum(replicas.sleeps(name) for name in names)
     woken = sum(len(replicas.wakes(name)) for name in names)
     codes = sorted({f"{a.status} {a.code}" for a in answers if a.status != 200})
     return [
         (
             f"{sleeps} sleeps and {woken} wakes of {len(names)} services. A pod starts in "
-            f"{_spread(steps.starts)}. Failed requests: {', '.join(codes) or 'none'}."
+            f"{spread(steps.starts)}. Failed requests: {', '.join(codes) or 'none'}."
         ),
         markdown_table(
             ["requests", "sent", "failed", "order after", "answer after", "answer after ready"],
@@ -323,7 +323,7 @@ def report(
     ]
 
 
-def _spread(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
     """Return the median and the 95th percentile of seconds."""
     if not values:
         return "-"
