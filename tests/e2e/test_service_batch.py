@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts
-from fleetkeeper_local.demo.inject import is_core, processes_of
+from fleetkeeper_local.demo.inject import is_core
 from fleetkeeper_local.demo.installation import Installation, desired_claim
 from fleetkeeper_local.demo.waiting_work import WaitingWork
 from fleetkeeper_local.node.node import Node
 from tests.support.node.node_world import until
-from tests.support.node.service_world import gateway_pods, ordered
+from tests.support.node.service_world import gateway_pods, kill_processes, ordered
 
 CLAIM = "batches"
 COMPONENT = "gateway-batch"
@@ -60,13 +58,6 @@ def _with_batch(product: Installation, **changes: object) -> dict[str, object]:
 def _pod(product: Installation) -> PodFacts:
     (pod,) = gateway_pods(product, COMPONENT)
     return pod
-
-
-def _kill(pod: PodFacts, wanted: Callable[[str], bool]) -> None:
-    pids = processes_of(pod.uid, wanted)
-    assert pids, f"{pod.name} has no such process"
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
 
 
 def _await_more(work: WaitingWork, count: int, what: str) -> int:
@@ -120,7 +111,7 @@ def test_what_is_killed_costs_a_batch_no_line(
     work.submit()
     _await_more(work, 20, "before anything is killed")
     pod = _pod(kept)
-    _kill(pod, lambda command: "fleetkeeper-gateway" in command)
+    kill_processes(pod, lambda command: "fleetkeeper-gateway" in command)
     until(
         lambda: _pod(kept).restarts > pod.restarts and _pod(kept).ready,
         "the batch process serves again",
@@ -132,7 +123,7 @@ def test_what_is_killed_costs_a_batch_no_line(
     )
     _await_more(work, 20, "after Redis lost everything")
     (engine,) = fleet.pods("engine")
-    _kill(engine, is_core)
+    kill_processes(engine, is_core)
     fleet.until(
         lambda: all(
             pod.uid != engine.uid or pod.restarts > engine.restarts for pod in fleet.pods("engine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,7 +12,15 @@ from fleetkeeper_local.demo import asleep, inject
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import Installation
-from tests.support.node.service_world import await_operators, says, service_fleet, simulated
+from fleetkeeper_local.node.node import Node
+from tests.support.node.service_world import (
+    await_operators,
+    gateway_pods,
+    kill_processes,
+    says,
+    service_fleet,
+    simulated,
+)
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("calm_operator")]
 MARKS = "fleetkeeper-wake-marks"
@@ -51,6 +60,38 @@ def test_it_wakes_although_the_mark_and_the_operators_were_lost_while_it_slept(
     assert asleep.awake(rare)["number"] == 2
     assert marks(product)[rare.live()["metadata"]["uid"]] == "2.standard"
     await_operators(product)
+
+
+def test_a_request_whose_gateways_were_killed_wakes_it_once(
+    product: Installation, rare: Fleet, door: FrontDoor, node: Node
+) -> None:
+    """The mark stands without them. No node takes the pod before they are gone, so the request is held."""
+    asleep.fall_asleep(rare)
+    before = rare.status()["sleep"]
+    uid, mark = rare.live()["metadata"]["uid"], f"{before['number']}.standard"
+    key = door.create_key("rare", rare.namespace)
+    gateways = gateway_pods(product)
+    product.cluster.kubectl("cordon", node.settings.node_name)
+    try:
+        with ThreadPoolExecutor(1) as clients:
+            held = clients.submit(door.complete, key, rare.name)
+            rare.until(lambda: marks(product).get(uid) == mark, "the mark")
+            for pod in gateways:
+                kill_processes(pod, lambda command: "fleetkeeper-gateway" in command)
+            with pytest.raises(ConnectionError):
+                held.result()
+    finally:
+        product.cluster.kubectl("uncordon", node.settings.node_name)
+    old = {pod.identity for pod in gateways}
+    rare.until(
+        lambda: all(pod.ready and pod.identity not in old for pod in gateway_pods(product)),
+        "gateways that started again",
+    )
+    asleep.ask(door, key, rare.name)
+    after = asleep.awake(rare)
+    assert after["number"] == before["number"]
+    assert len(after["startSeconds"]) == len(before["startSeconds"]) + 1
+    assert marks(product)[uid] == mark
 
 
 def marks(product: Installation) -> dict[str, str]:

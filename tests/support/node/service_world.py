@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import time
 import urllib.error
@@ -18,6 +20,7 @@ import yaml
 from fleetkeeper_local.common.report import say
 from fleetkeeper_local.demo.cluster import Live
 from fleetkeeper_local.demo.fleet import Fleet, PodFacts, pod_facts
+from fleetkeeper_local.demo.inject import processes_of
 from fleetkeeper_local.demo.installation import TINY, Installation, ensure_namespace
 from fleetkeeper_local.demo.traffic import Traffic
 from fleetkeeper_local.load.client import Patience
@@ -137,6 +140,14 @@ def gateway_pods(installation: Installation, component: str = "gateway") -> list
     """All pods of a component of the gateway, oldest first: gateway, gateway-usage or gateway-redis."""
     selector = f"app.kubernetes.io/name=fleetkeeper,app.kubernetes.io/component={component}"
     return [pod_facts(pod) for pod in installation.cluster.pods(installation.namespace, selector)]
+
+
+def kill_processes(pod: PodFacts, wanted: Callable[[str], bool]) -> None:
+    """Send SIGKILL to the processes of a pod whose command line is `wanted`."""
+    pids = processes_of(pod.uid, wanted)
+    assert pids, f"{pod.name} has no such process"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 def await_measured(fleet: Fleet) -> None:

@@ -293,9 +293,12 @@ def test_a_profile_with_an_accelerator_resource_tests_a_gpu_budget() -> None:
         assert "cpu" not in found["limits"]
     other = {"accelerator": {"resource": "amd.com/gpu"}}
     asked = parse_service(service(**SIMULATED, resources=other))
-    assert _engine(desired_engine_template(asked, of, context(of)))["resources"]["limits"][
-        "amd.com/gpu"
-    ] == "1"
+    assert (
+        _engine(desired_engine_template(asked, of, context(of)))["resources"]["limits"][
+            "amd.com/gpu"
+        ]
+        == "1"
+    )
 
 
 def test_object_storage_of_other_profiles_is_still_required() -> None:
