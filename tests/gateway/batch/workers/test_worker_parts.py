@@ -35,7 +35,7 @@ async def test_a_result_is_written_after_30_seconds(sender: ScriptedSender) -> N
     gate = sender.script = Gate(lambda _key, _model, number: number == 9)
     async with working(sender, monotonic=lambda: now) as running:
         record = await running.batch(10)
-        await until("one is left", lambda: sender.running.total() == 1 and len(sender.sent) == 10)
+        await until("one is left", lambda: running.worker.running == 1 and len(sender.sent) == 10)
         now += 29.0
         running.worker._changed.set()
         await asyncio.sleep(0.05)
@@ -278,7 +278,7 @@ async def test_a_line_that_does_not_end_in_time_has_no_result(sender: ScriptedSe
     gate = sender.script = Gate(lambda _key, _model, number: number == 3)
     async with working(sender, drain_s=0.05) as running:
         record = await running.batch(10)
-        await until("one is left", lambda: sender.running.total() == 1 and len(sender.sent) == 10)
+        await until("one is left", lambda: running.worker.running == 1 and len(sender.sent) == 10)
         await running.stop()
         assert [one.line for one in running.lines(record)] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
         assert len(running.queue.given_back) == 1
@@ -371,7 +371,7 @@ async def test_while_a_process_ends_what_is_answered_is_written(
     gate = sender.script = Gate(lambda _key, _model, number: number == 9)
     async with working(sender, monotonic=lambda: now) as running:
         record = await running.batch(10)
-        await until("one is left", lambda: sender.running.total() == 1 and len(sender.sent) == 10)
+        await until("one is left", lambda: running.worker.running == 1 and len(sender.sent) == 10)
         running.worker.stop()
         now += 30.0
         await until("a part is written", lambda: len(running.lines(record)) == 9)
