@@ -127,6 +127,7 @@ controlJwksFile: /etc/fleetkeeper/control-keys/jwks.json
 {{- if (.Values.gateway).enabled }}
 grantJwksFile: /etc/fleetkeeper/grant-keys/jwks.json
 wakeMarks: {{ include "fleetkeeper.wakeMarksName" . }}
+helmRelease: {{ .Release.Name | quote }}
 {{- with .Values.gateway.hold }}
 holdS: {{ .seconds }}
 {{- end }}

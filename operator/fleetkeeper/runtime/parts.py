@@ -124,6 +124,7 @@ def build_parts(
         WakeMarks(
             settings.operator_namespace,
             settings.wake_marks,
+            helm_release=settings.helm_release,
             cache=cache,
             queue=queue,
             writer=writer,

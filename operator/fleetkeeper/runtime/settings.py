@@ -174,6 +174,10 @@ class Settings(BaseSettings):
         "",
         description="ConfigMap in the operator's namespace in which gateways mark the sleeping services that requests wait for. Empty: no service goes to sleep.",
     )
+    helm_release: str = Field(
+        "",
+        description="Helm release of the operator. A ConfigMap of wake marks that the operator creates belongs to it, so that an upgrade of the release accepts the ConfigMap. Empty: none.",
+    )
     hold_s: float = Field(
         0.0,
         ge=0,

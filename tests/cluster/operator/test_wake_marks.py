@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from fleetkeeper.adapters.clock import SystemClock
 from fleetkeeper.adapters.kubernetes.credentials import load_credentials
@@ -25,11 +28,16 @@ from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.chart.gateway_chart import gateway_values
-from tests.support.chart.helm_chart import only, rendered
+from tests.support.chart.helm_chart import HelmError, helm, only, rendered
 from tests.support.gateway.gateway_world import MARKS, role, until
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import Live, World, condition, operator_world, service
-from tests.support.operators.wake_marks import CONFIG_MAP, mark, operator_with_marks
+from tests.support.operators.wake_marks import (
+    CONFIG_MAP,
+    mark,
+    operator_with_marks,
+    settings_with_marks,
+)
 
 
 @pytest_asyncio.fixture
@@ -160,6 +168,33 @@ async def test_the_rights_of_the_chart_are_enough_and_allow_no_mark(world: World
         with pytest.raises(ApiError, match="403"):
             await client.request("GET", CONFIG_MAP.path(world.namespace))
     assert metrics.registry.get_sample_value("fleetkeeper_errors_total") is None
+
+
+@pytest.mark.parametrize("release", ["fleetkeeper", "another"])
+async def test_an_upgrade_accepts_the_marks_that_the_operator_of_the_release_created(
+    world: World, tmp_path: Path, release: str
+) -> None:
+    """They are not of an earlier revision if the gateway was off in it, or if a rollback came before."""
+    values = {**settings_with_marks(world), "FLEETKEEPER_HELM_RELEASE": release}
+    operator = world.operator(env=values)
+    await operator.start().leads()
+    await world.until("the ConfigMap", lambda: world.get("ConfigMap", MARKS))
+    marks = only(rendered(gateway_values("defaults")), "ConfigMap", MARKS)
+    del marks["metadata"]["namespace"]
+    chart = tmp_path / "chart"
+    (chart / "templates").mkdir(parents=True)
+    (chart / "Chart.yaml").write_text("{apiVersion: v2, name: marks, version: 0.1.0}")
+    (chart / "templates" / "marks.yaml").write_text(yaml.safe_dump(marks))
+    upgrade = partial(
+        helm,
+        *("upgrade", "--install", "fleetkeeper", str(chart)),
+        *("--namespace", world.namespace, "--kubeconfig", str(world.plane.kubeconfig)),
+    )
+    if release == "fleetkeeper":
+        await asyncio.to_thread(upgrade)
+    else:
+        with pytest.raises(HelmError, match="cannot be imported"):
+            await asyncio.to_thread(upgrade)
 
 
 async def test_a_new_service_without_room_sleeps_until_a_mark_and_a_free_accelerator(

@@ -44,6 +44,7 @@ class WakeMarks:
         namespace: str,
         name: str,
         *,
+        helm_release: str = "",
         cache: Cache,
         queue: KeyedQueue,
         writer: KubernetesWriter,
@@ -52,6 +53,7 @@ class WakeMarks:
     ) -> None:
         self._namespace = namespace
         self._name = name
+        self._helm_release = helm_release
         self._cache = cache
         self._queue = queue
         self._writer = writer
@@ -96,10 +98,18 @@ class WakeMarks:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _manifest(self) -> dict[str, Any]:
+        """Return the empty ConfigMap. Helm refuses to upgrade over one that is not marked as its own."""
+        metadata: dict[str, Any] = {"name": self._name}
+        if self._helm_release:
+            metadata["labels"] = {"app.kubernetes.io/managed-by": "Helm"}
+            metadata["annotations"] = {
+                "meta.helm.sh/release-name": self._helm_release,
+                "meta.helm.sh/release-namespace": self._namespace,
+            }
         return {
             "apiVersion": CONFIG_MAP.api_version,
             "kind": CONFIG_MAP.kind,
-            "metadata": {"name": self._name},
+            "metadata": metadata,
         }
 
     # -- the sink of the reflector ----------------------------------------------------------------

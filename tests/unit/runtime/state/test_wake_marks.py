@@ -63,6 +63,7 @@ class World:
         self.marks = WakeMarks(
             "fleet",
             NAME,
+            helm_release="fk",
             cache=self.cache,
             queue=self.queue,
             writer=self.writer,  # type: ignore[arg-type]
@@ -250,7 +251,15 @@ async def test_an_absent_config_map_is_created_empty_and_marks_are_gone(is_late:
             async with asyncio.timeout(PATIENCE_S):
                 assert await world.queue.get() == CHAT
             assert world.marks.of("u-code") == Wake(can_wake=True)
-    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}}
+    metadata = {
+        "name": NAME,
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": {
+            "meta.helm.sh/release-name": "fk",
+            "meta.helm.sh/release-namespace": "fleet",
+        },
+    }
+    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
     assert world.writer.created == [("/api/v1/namespaces/fleet/configmaps", manifest)]
 
 
