@@ -162,7 +162,8 @@ async def play(
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-    return report(clients.asked, replicas, began, early_sleeps(cluster))
+    engines = {name: replicas.changes[name] for name in names}  # without those of routers
+    return report(clients.asked, Replicas(engines), began, early_sleeps(cluster))
 
 
 def early_sleeps(cluster: Cluster) -> int:
