@@ -51,8 +51,6 @@ HEADING = "25 services on four accelerators"
 RESOURCE = "nvidia.com/gpu"
 IDLE_S, AWAKE_S, EARLY_S = 60, 30, 30
 """The fields of `scaling.sleep`, and the idle time before which no service sleeps for another one."""
-GAP_S = 12.0
-"""Mean time between two requests to any service."""
 PATIENCE_S = 300.0
 AT_ONCE_S = 1.0
 """An answer that began within this time was not held."""
@@ -116,36 +114,42 @@ class Clients:
             return None
 
 
-async def load(clients: Clients, names: list[str], seconds: float) -> None:
+async def load(clients: Clients, names: list[str], gap_s: float, seconds: float) -> None:
     """Send the requests, and return when each has ended."""
     source, end = random.Random(SEED), time.monotonic() + seconds
     weights = [1 / rank for rank in range(1, len(names) + 1)]
     async with asyncio.TaskGroup() as requests:
         while True:
-            await asyncio.sleep(source.expovariate(1 / GAP_S))
+            await asyncio.sleep(source.expovariate(1 / gap_s))
             if time.monotonic() > end:
                 return
             requests.create_task(clients.ask(*source.choices(names, weights)))
 
 
-async def until_settled(replicas: Replicas, names: list[str], most: int) -> None:
-    """Wait until the new services had their first start, or found no room for it.
+async def until_settled(cluster: Cluster) -> None:
+    """Wait until each new service had its first start, or sleeps because it found no room for it.
 
     Raises:
-        TimeoutError: not after ten minutes.
+        TimeoutError: not after ten minutes; the text names the services.
     """
     end = time.monotonic() + 600
-    while True:
-        present = [replicas.present(name) for name in names]
-        if min(present) >= 0 and sum(present) <= most:
-            return
+    while open_ones := [
+        item["metadata"]["name"]
+        for item in json.loads(cluster.kubectl("-n", TENANT, "get", "fis", "-o=json"))["items"]
+        if not _is_ready(item)
+    ]:
         if time.monotonic() > end:
-            raise TimeoutError(f"after ten minutes, the services have these replicas: {present}")
-        await asyncio.sleep(1.0)
+            raise TimeoutError(f"not Ready after ten minutes: {', '.join(open_ones)}")
+        await asyncio.sleep(5.0)
+
+
+def _is_ready(service: dict[str, Any]) -> bool:
+    conditions = service.get("status", {}).get("conditions", ())
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
 
 
 async def play(
-    cluster: Cluster, url: str, key: str, names: list[str], *, accelerators: int, seconds: float
+    cluster: Cluster, url: str, key: str, names: list[str], *, gap_s: float, seconds: float
 ) -> list[str]:
     """Send the requests, and return the parts of the report."""
     replicas = Replicas()
@@ -154,11 +158,11 @@ async def play(
         watching = asyncio.create_task(replicas.watch(cluster))
         try:
             say("waiting until each service has started, or found no accelerator")
-            await until_settled(replicas, names, accelerators)
+            await until_settled(cluster)
             say(f"sending requests for {seconds / 60:.0f} minutes")
             clients = Clients(session, url, key)
             began = time.time()
-            await load(clients, names, seconds)
+            await load(clients, names, gap_s, seconds)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -275,6 +279,9 @@ def main() -> None:
     parser.add_argument("--services", type=int, default=25)
     parser.add_argument("--accelerators", type=int, default=4)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument(
+        "--gap", type=float, default=24.0, help="mean seconds between two requests to any service"
+    )
     parser.add_argument("--no-write", dest="write", action="store_false", help="print only")
     args = parser.parse_args()
     stage = LocalStage(Node(read_settings(data_dir())))
@@ -291,13 +298,13 @@ def main() -> None:
                 url,
                 key,
                 names,
-                accelerators=args.accelerators,
+                gap_s=args.gap,
                 seconds=args.minutes * 60,
             )
         )
     text = (
         f"{args.services} services with `afterIdleSeconds: {IDLE_S}` and `minAwakeSeconds: {AWAKE_S}` share a budget of {args.accelerators} accelerators, and the node "
-        f"has no more. A request every {GAP_S:.0f} s for {args.minutes:.0f} minutes, the most popular service gets a quarter of them. A client whose request gets 503 "
+        f"has no more. A request every {args.gap:.0f} s for {args.minutes:.0f} minutes, the most popular service gets a quarter of them. A client whose request gets 503 "
         f"sends it again after `Retry-After`, for {PATIENCE_S:.0f} s. Median (P95)."
     )
     section = "\n\n".join(["    .venv/bin/python benchmarks/simulated/pool.py", text, *found, measured_on()])  # fmt: skip
