@@ -30,7 +30,7 @@ ROUTES: Mapping[str, dict[str, Any]] = {
     "/v1/responses": {"input": "one two", "max_output_tokens": TOKENS},
 }
 USAGE = {"stream_options": {"include_usage": True}}
-ROUNDS = 5
+ROUNDS = 20
 ROOM_S = 0.1
 """Between the middleware and a client that shares two cores with the engine."""
 

@@ -110,8 +110,6 @@ class LoopbackEngines(PrometheusProxy):
         return {
             "FLEETKEEPER_CONTROL_ENABLED": "true",
             "FLEETKEEPER_DIRECT_READS": "true",
-            "FLEETKEEPER_LEADER__DURATION_S": "10",
-            "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "5",
             "FLEETKEEPER_PROMETHEUS_URL": f"{self.url}/prometheus".replace(
                 "://", f"://reader:{PASSWORD}@"
             ),

@@ -33,7 +33,7 @@ SHORT_WAITS: Final = {
 
 With the usual 10, 3 and 5 s every test would wait for them before it is at rest.
 """
-PATIENCE_S = 180.0
+PATIENCE_S = 400.0
 """The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
 
 
@@ -95,6 +95,9 @@ class OperatorProcess:
             # Fake pods have addresses and nothing behind them: nothing is to call them.
             "FLEETKEEPER_CONTROL_ENABLED": "false",
             "FLEETKEEPER_DIRECT_READS": "false",
+            # Nothing restarts a process that a stalled machine cost its Lease.
+            "FLEETKEEPER_LEADER__DURATION_S": "30",
+            "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "20",
             "WAITS": json.dumps({} if self.waits is None else {**SHORT_WAITS, **self.waits}),
             **self.env,
             **env,
