@@ -67,6 +67,7 @@ def test_the_gateway_changes_only_the_pods_of_the_operator() -> None:
     settings = yaml.safe_load(config["settings.yaml"])
     assert settings.pop("grantJwksFile") == "/etc/fleetkeeper/grant-keys/jwks.json"
     assert settings.pop("wakeMarks") == "fleetkeeper-wake-marks"
+    assert settings.pop("helmRelease") == "fleetkeeper"
     assert settings.pop("holdS") == 55
     config["settings.yaml"] = only(before, "ConfigMap", "fleetkeeper-settings")["data"][
         "settings.yaml"
