@@ -95,9 +95,6 @@ class OperatorProcess:
             # Fake pods have addresses and nothing behind them: nothing is to call them.
             "FLEETKEEPER_CONTROL_ENABLED": "false",
             "FLEETKEEPER_DIRECT_READS": "false",
-            # Nothing restarts a process that a stalled machine cost its Lease.
-            "FLEETKEEPER_LEADER__DURATION_S": "30",
-            "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "20",
             "WAITS": json.dumps({} if self.waits is None else {**SHORT_WAITS, **self.waits}),
             **self.env,
             **env,
