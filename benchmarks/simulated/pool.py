@@ -77,7 +77,7 @@ class Asked:
 
 
 class Clients:
-    """Clients that come back when they are told to."""
+    """Clients that send a refused request again after `Retry-After`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
         self._session, self._url = session, url
