@@ -219,21 +219,21 @@ def report(asked: list[Asked], replicas: Replicas, began: float, early: int) -> 
     return [
         (
             f"{wakes} wakes, and {len(sleeps)} sleeps, {early} of them for another service. {busy} services slept within {EARLY_S} s after a request. "
-            f"At most {most_ordered(replicas)} replicas were ordered at once."
+            f"At most {peak_replicas(replicas)} replicas were ordered at once."
         ),
         markdown_table(["requests", f"of {len(asked)}"], rows),
     ]
 
 
-def most_ordered(replicas: Replicas) -> int:
+def peak_replicas(replicas: Replicas) -> int:
     """Return the largest number of replicas that all services together had."""
     changes = sorted((at, name, n) for name, seen in replicas.changes.items() for at, n in seen)
     present: dict[str, int] = {}
-    most = 0
+    peak = 0
     for _, name, count in changes:
         present[name] = count
-        most = max(most, sum(present.values()))
-    return most
+        peak = max(peak, sum(present.values()))
+    return peak
 
 
 def _was_busy(asked: list[Asked], name: str, at: float) -> bool:
