@@ -28,6 +28,7 @@ from fleetkeeper.autoscale.rules.scale_down import ReplicasMemory
 from fleetkeeper.autoscale.signals.service_signals import Signals
 from fleetkeeper.autoscale.types import ControlInputs, Decision
 from fleetkeeper.common.budget import Budget, Holding, ServiceKey, Usage, bounded_replicas
+from fleetkeeper.common.nodes import ANY_NODE, NodeNeeds
 from fleetkeeper_contract.tiers import Tier
 
 NO_HOLDINGS: Mapping[ServiceKey, Holding] = MappingProxyType({})
@@ -69,6 +70,8 @@ class Want:
     """Time since when it wakes; infinite if it does not."""
     early_sleep: EarlySleep | None = None
     """What its sleep would cost; None if it may not sleep now."""
+    node_needs: NodeNeeds = ANY_NODE
+    """What its replicas need of a node."""
     goes_to_sleep: bool = False
     """True if its accelerators are about to become free."""
 
@@ -173,6 +176,7 @@ def want_of(
         is_first_start=is_first_start,
         waits_since=math.inf if settings.waking_since is None else settings.waking_since,
         early_sleep=early_sleep,
+        node_needs=inputs.node_needs,
         goes_to_sleep=settings.goes_to_sleep,
     )
 
@@ -286,9 +290,10 @@ def _ask_to_sleep(
         for other in near
         if other.early_sleep is not None
         and other.early_sleep.yields_to(want.tier)
+        and want.node_needs.are_met_by_nodes_of(other.node_needs)
         and (other.namespace == want.namespace or usage.used_in(other.namespace) > would_hold)
     }
-    if sum(other.gpus for other in idle) < missing:
+    if not _fewest(idle, missing):
         return False
     for other in idle:
         granted[other.key] = replace(granted[other.key], confirms=True)
@@ -302,18 +307,35 @@ def _ask_to_sleep(
 
 
 def _fewest(idle: Mapping[Want, EarlySleep], missing: int) -> list[Want]:
-    """Return the fewest services with so many accelerators, of equally many the cheapest; none if all have too few.
+    """Return the fewest services with so many accelerators on one node, of equally many the cheapest.
 
-    Those that were asked before come first: else two could sleep for one.
+    Those that were asked before come first: else two could sleep for one. None if no node has enough of them.
     """
+
+    def order(chosen: Sequence[Want]) -> tuple[int, int, float, list[ServiceKey]]:
+        asked = sum(idle[want].is_asked for want in chosen)
+        cost = sum(idle[want].cost for want in chosen)
+        return -asked, len(chosen), cost, [want.key for want in chosen]
+
+    nodes = {node for early in idle.values() for node in early.nodes}
+    return min(
+        filter(None, (_fewest_on(node, idle, missing) for node in nodes)), key=order, default=[]
+    )
+
+
+def _fewest_on(node: str, idle: Mapping[Want, EarlySleep], missing: int) -> list[Want]:
+    """Return the fewest services with so many accelerators on this node; none if all have too few."""
+    gpus = {want: early.nodes.count(node) * want.gpus_per_replica for want, early in idle.items()}
     left = sorted(idle, key=lambda want: (not idle[want].is_asked, idle[want].cost, want.key))
     chosen: list[Want] = []
     while missing > 0 and left:
-        enough = [want for want in left if want.gpus >= missing]
-        one = enough[0] if enough else max(left, key=lambda want: want.gpus)
+        enough = [want for want in left if gpus[want] >= missing]
+        one = enough[0] if enough else max(left, key=lambda want: gpus[want])
+        if not gpus[one]:
+            break
         chosen.append(one)
         left.remove(one)
-        missing -= one.gpus
+        missing -= gpus[one]
     return chosen if missing <= 0 else []
 
 

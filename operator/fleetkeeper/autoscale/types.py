@@ -10,6 +10,7 @@ from fleetkeeper.api.types import BatchingMode, ScalingMode
 from fleetkeeper.autoscale.signals.backlog import Backlog
 from fleetkeeper.autoscale.signals.samples import PodSample
 from fleetkeeper.common.activation import SCALED, Activation
+from fleetkeeper.common.nodes import ANY_NODE, NodeNeeds
 from fleetkeeper_contract.tiers import TIER_LABELS, Tier
 
 V = TypeVar("V")
@@ -128,6 +129,7 @@ class PodView:
     created: float
     ready: bool = False
     ready_since: float | None = None
+    node: str = ""
     deleting: bool = False
     ip: str = ""
     scheduled_since: float | None = None
@@ -218,5 +220,7 @@ class ControlInputs:
     """True if the Deployment's template is not yet the spec's, or not yet that of every pod."""
     gpus_per_replica: int = 0
     """Accelerators that a pod of the live template requests."""
+    node_needs: NodeNeeds = ANY_NODE
+    """What a pod of the live template needs of a node."""
     backlog: Backlog | None = None
     """The batch process's backlog for this service."""

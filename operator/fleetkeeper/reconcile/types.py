@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleetkeeper.common.budget import UNBOUNDED, Allowance
+from fleetkeeper.common.nodes import ANY_NODE, NodeNeeds
 from fleetkeeper.common.sleep import NO_WAKE, NOT_IDLE, Idle, Wake
 from fleetkeeper.common.values import ControlReport, Manifest, ReplicaAllocation, StartProgress
 
@@ -66,8 +67,8 @@ class Workload(Child):
     `template_hash` is our annotation on the live pod template ("" if it is missing),
     `desired_replicas` the live `spec.replicas`, `replicas_manager` the field manager that set it
     last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` if it is a number or 0%,
-    `accelerators` the number that one pod of the live template requests, and `image` the image of the
-    live template's first container. `model` is the model of the live template, as `model_of` names it.
+    `accelerators` the number that one pod of the live template requests, `node_needs` what it needs of a
+    node, and `image` the image of its first container. `model` is the model of the live template, as `model_of` names it.
     """
 
     generation: int = 0
@@ -77,6 +78,7 @@ class Workload(Child):
     replicas_manager: str = ""
     max_surge: int | None = None
     accelerators: int = 0
+    node_needs: NodeNeeds = ANY_NODE
     image: str = ""
     model: str = ""
     replicas: int = 0

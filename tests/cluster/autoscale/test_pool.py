@@ -20,6 +20,7 @@ ACCELERATORS = 2
 BUSY_PER_S = 2.0
 NAMES = ("busy", "idle", "late")
 WAKE_LACKS_S = 3.0
+OTHER_NODES = "example.com/pool"
 SHORTER = {
     "autoscale.rules.idle.EARLY_IDLE_S": 6.0,
     "autoscale.arbitrate.WAKE_LACKS_S": WAKE_LACKS_S,
@@ -90,6 +91,14 @@ class Pool:
             lambda: self.sleep(name).get("state") == SleepState.ASLEEP and not self.pods(name),
         )
 
+    async def waits_in_vain(self, name: str) -> None:
+        """Wait for several times as long as a wake waits before others are asked, and see none asked."""
+        began = time.monotonic()
+        await self.world.until("a wait", lambda: time.monotonic() - began > 5 * WAKE_LACKS_S)
+        assert self.pods(name) == []
+        assert condition(self.world.fis(name), "Available")["reason"] == "GPUBudget"
+        assert self.states == {name: {SleepState.ASLEEP, SleepState.WAKING}}
+
     async def watch(self) -> None:
         """Record the largest number of pods and all states of sleep, until cancelled."""
         while True:
@@ -142,16 +151,20 @@ async def test_what_is_idle_sleeps_for_what_wakes_also_if_the_leader_changes(poo
     assert [line for each in pool.operators for line in each.tracebacks()] == []
 
 
-async def test_a_wake_waits_while_all_others_have_requests(pool: Pool) -> None:
-    """And gets its replica when one of them has none any more, although its mark was lost meanwhile."""
+async def test_a_wake_waits_while_all_others_have_requests_or_run_on_other_nodes(
+    pool: Pool,
+) -> None:
+    """And gets its replica when one of them would make room, although its mark was lost meanwhile."""
     pool.engines.rate_per_s["idle"] = BUSY_PER_S
+    await pool.world.change("late", placement={"nodeSelector": {OTHER_NODES: "only"}})
     await pool.wake("late")
     await pool.world.until("waking", lambda: pool.sleep("late").get("state") == SleepState.WAKING)
-    began = time.monotonic()
-    await pool.world.until("a wait", lambda: time.monotonic() - began > 5 * WAKE_LACKS_S)
-    assert pool.pods("late") == []
-    assert condition(pool.world.fis("late"), "Available")["reason"] == "GPUBudget"
-    assert pool.states == {"late": {SleepState.ASLEEP, SleepState.WAKING}}
+    await pool.waits_in_vain("late")
+    pool.engines.rate_per_s["idle"] = 0.0
+    await pool.waits_in_vain("late")
+    pool.engines.rate_per_s["idle"] = BUSY_PER_S
+    await pool.world.change("late", placement={"nodeSelector": {OTHER_NODES: None}})
+    await pool.waits_in_vain("late")
 
     await pool.world.delete(CONFIG_MAP, MARKS)
     await pool.world.until("created again", lambda: _is_new(pool.world.get("ConfigMap", MARKS)))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper.adapters.kubernetes.pod_records import event_record
 from fleetkeeper.adapters.kubernetes.records import seen
+from fleetkeeper.common.nodes import ANY_NODE, NodeNeeds
 from fleetkeeper.reconcile.observe.pod_problems import engine_line
 from fleetkeeper.reconcile.types import (
     Job,
@@ -254,6 +255,34 @@ def test_a_deployment_names_the_model_of_its_engines() -> None:
     assert workload.model == f"{source}@c1"
 
 
+def test_a_deployment_says_what_its_pods_need_of_a_node() -> None:
+    required = {"nodeSelectorTerms": [{"matchFields": []}]}
+    pod = {
+        "nodeSelector": {"gpu": "h100"},
+        "tolerations": [{"operator": "Exists", "key": "spot"}],
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required},
+            "podAffinity": {},
+        },
+        "containers": [{"resources": {"limits": {"nvidia.com/gpu": "2", "cpu": "4"}}}, {}],
+        "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "fast-nic"}],
+    }
+    assert _needs(pod) == NodeNeeds(
+        frozenset({"nvidia.com/gpu", "fast-nic"}),
+        frozenset({("gpu", "h100")}),
+        '{"nodeSelectorTerms":[{"matchFields":[]}]}',
+        frozenset({'{"key":"spot","operator":"Exists"}'}),
+    )
+    assert _needs({}) == ANY_NODE
+
+
+def _needs(pod: Live) -> NodeNeeds:
+    live = {"metadata": {}, "spec": {"template": {"spec": pod}}}
+    workload = seen(Kind.DEPLOYMENT, live).record
+    assert isinstance(workload, Workload)
+    return workload.node_needs
+
+
 @pytest.mark.parametrize(
     ("conditions", "end"),
     [
@@ -364,6 +393,18 @@ PARTS = st.fixed_dictionaries(
         "containerStatuses": st.lists(JSON, max_size=3) | st.none(),
     },
 )
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(
+            ["affinity", "containers", "nodeSelector", "resourceClaims", "tolerations"], JSON
+        ),
+    )
+)
+def test_a_template_of_any_shape_is_survived(pod: Live) -> None:
+    assert isinstance(_needs(pod), NodeNeeds)
 
 
 @given(PARTS)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fleetkeeper.autoscale.arbitrate import Allocation, Lack, Want, arbitrate
 from fleetkeeper.autoscale.rules.idle import EarlySleep
 from fleetkeeper.common.budget import Budget, Holding
+from fleetkeeper.common.nodes import NodeNeeds
 from fleetkeeper_contract.tiers import Tier
 
 WAKES = Want("a", "wakes", 1, 0, lacks=Lack.CONFIRMED, waits_since=50.0)
@@ -20,8 +21,9 @@ FOR = "a/wakes"
 
 
 def idle(name: str, cost: float = 1.0, replicas: int = 1, **early: Any) -> Want:
-    """Return a service that is awake and has had no request for a while."""
-    return Want("a", name, replicas, replicas, early_sleep=EarlySleep(cost, **early))
+    """Return a service that is awake and has had no request for a while. Its replicas run on one node."""
+    known = EarlySleep(cost, **{"nodes": ("node-1",) * replicas} | early)
+    return Want("a", name, replicas, replicas, early_sleep=known)
 
 
 def granted(
@@ -112,6 +114,58 @@ def test_the_fewest_services_that_make_room_are_asked() -> None:
     assert asked(WAKES, idle("two", replicas=2), gpus=2) == {"two": FOR}
 
 
+def test_all_accelerators_of_a_replica_become_free_on_one_node() -> None:
+    large = replace(WAKES, gpus_per_replica=2)
+    spread = [idle(f"s{number}", number, nodes=(f"node-{number}",)) for number in range(1, 4)]
+    pair = idle("pair", 9.0, nodes=("node-3",))
+    assert asked(large, *spread, gpus=3) == {}, "each would leave one on a node of its own"
+    assert asked(large, *spread, pair, gpus=4) == {"s3": FOR, "pair": FOR}
+    both = idle("both", 9.0, replicas=2, nodes=("node-4", "node-5"))
+    assert asked(large, both, gpus=2) == {}
+    assert asked(large, replace(both, gpus_per_replica=2), gpus=4) == {"both": FOR}
+    assert asked(WAKES, *spread, gpus=3) == {"s1": FOR}
+
+
+def test_a_service_that_was_asked_stays_the_one_whatever_others_cost() -> None:
+    asked_before = idle("asked", 2.5, nodes=("node-1",), is_asked=True)
+    assert asked(WAKES, asked_before, idle("cheap", 0.1, nodes=("node-2",))) == {"asked": FOR}
+
+
+@pytest.mark.parametrize(
+    ("wakes", "sleeps", "is_asked"),
+    [
+        ({}, {"labels": {("gpu", "l40s")}}, True),
+        ({"labels": {("gpu", "h100")}}, {"labels": {("gpu", "l40s")}}, False),
+        ({"labels": {("gpu", "h100")}}, {"labels": {("gpu", "h100"), ("zone", "a")}}, True),
+        ({"labels": {("gpu", "h100")}}, {}, False),
+        ({"tolerations": {"spot"}}, {}, True),
+        ({}, {"tolerations": {"spot"}}, False),
+        ({"affinity": "zone a"}, {"affinity": "zone a"}, True),
+        ({"affinity": "zone a"}, {}, False),
+        ({}, {"affinity": "zone a"}, True),
+        ({"devices": {"amd.com/gpu"}}, {}, False),
+        ({"devices": {"nvidia.com/gpu", "rdma/hca"}}, {}, False),
+        ({}, {"devices": {"nvidia.com/gpu", "rdma/hca"}}, True),
+    ],
+)
+def test_only_services_sleep_whose_nodes_suit_the_one_that_wakes(
+    wakes: dict[str, Any], sleeps: dict[str, Any], is_asked: bool
+) -> None:
+    gpu = NodeNeeds(frozenset({"nvidia.com/gpu"}))
+    needs, others = (
+        replace(
+            gpu,
+            **{
+                name: value if isinstance(value, str) else frozenset(value)
+                for name, value in each.items()
+            },
+        )
+        for each in (wakes, sleeps)
+    )
+    found = asked(replace(WAKES, node_needs=needs), replace(idle("one"), node_needs=others), gpus=1)
+    assert bool(found) == is_asked
+
+
 def test_nobody_is_asked_while_enough_accelerators_become_free() -> None:
     assert asked(WAKES, idle("one"), gpus=2, leaving=1) == {}
     going = replace(idle("going"), early_sleep=None, goes_to_sleep=True)
@@ -185,6 +239,14 @@ def test_two_services_in_turns_do_not_displace_each_other_within_min_awake_secon
     assert changes == [300.0 * number for number in range(1, 12)]
 
 
+def _on_its_nodes(want: Want) -> Want:
+    """Return the service with a node for each of its replicas."""
+    known = want.early_sleep
+    if known is None:
+        return want
+    return replace(want, early_sleep=replace(known, nodes=known.nodes[: want.supplied]))
+
+
 early = st.builds(
     EarlySleep,
     st.floats(0.0, 9.0),
@@ -192,7 +254,9 @@ early = st.builds(
     is_read=st.booleans(),
     was_awake=st.booleans(),
     is_asked=st.booleans(),
+    nodes=st.lists(st.sampled_from(["x", "y"]), min_size=3, max_size=3).map(tuple),
 )
+needs = st.builds(NodeNeeds, labels=st.frozensets(st.just(("gpu", "h100"))))
 services = st.builds(
     Want,
     st.sampled_from(["a", "b"]),
@@ -206,7 +270,8 @@ services = st.builds(
     waits_since=st.sampled_from([1.0, 2.0, float("inf")]),
     early_sleep=st.none() | early,
     goes_to_sleep=st.booleans(),
-)
+    node_needs=needs,
+).map(_on_its_nodes)
 
 
 @given(st.lists(services, max_size=8), st.integers(0, 24), st.randoms())
@@ -225,6 +290,7 @@ def test_whatever_they_want_those_asked_make_room_for_one_wake(
         assert want.early_sleep is not None
         assert want.early_sleep.is_read
         assert want.early_sleep.yields_to(gains.tier)
+        assert gains.node_needs.are_met_by_nodes_of(want.node_needs)
         free = gpus - sum(each.gpus for each in fleet if each not in chosen)
         assert free >= gains.gpus_per_replica or any(each.gpus_to_leave for each in fleet)
     random.shuffle(fleet)

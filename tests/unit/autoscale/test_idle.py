@@ -226,7 +226,8 @@ def test_a_service_that_already_goes_needs_no_one_who_asks() -> None:
 def test_what_its_sleep_costs_is_its_start_by_the_time_without_a_request() -> None:
     """The replicas of the test took 60 s from pod to ready. The last request of either counts."""
     early = after(Loop(AWAKE), 3, 120.0, 600.0).want.early_sleep
-    assert early == EarlySleep(60.0 / 120.0, is_read=True, was_awake=True)
+    nodes = tuple(pod.node for pod in Loop(AWAKE).pods)
+    assert early == EarlySleep(60.0 / 120.0, is_read=True, was_awake=True, nodes=nodes)
     assert early_sleep_cost(75.0, 300.0) == 0.25
 
 

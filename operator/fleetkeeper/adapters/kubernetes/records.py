@@ -21,6 +21,7 @@ from fleetkeeper.api.names import (
     LABEL_SERVICE,
 )
 from fleetkeeper.common.budget import accelerators_of
+from fleetkeeper.common.nodes import node_needs_of
 from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.types import (
     Child,
@@ -236,6 +237,7 @@ def workload_record(live: Mapping[str, Any], known_digest: str | None = None) ->
         replicas_manager=intern(text(manager_of_replicas(live))),
         max_surge=_surge_record(surge),
         accelerators=accelerators_of(pod),
+        node_needs=node_needs_of(pod),
         image=intern(text(first.get("image"))),
         model=message(model_of(pod)),
         replicas=counted("replicas"),

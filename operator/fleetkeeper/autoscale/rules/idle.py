@@ -32,6 +32,8 @@ class EarlySleep:
     """True if it has been awake for its `minAwakeSeconds`."""
     is_asked: bool = False
     """True if the last tick asked it to sleep."""
+    nodes: tuple[str, ...] = ()
+    """The node of each replica."""
 
     def yields_to(self, tier: Tier) -> bool:
         """Return whether it sleeps for a request of this tier."""
@@ -101,6 +103,7 @@ def decide_early_sleep(
         is_read=is_direct,
         was_awake=now - awake_since >= settings.min_awake_s,
         is_asked=is_asked,
+        nodes=tuple(pod.node for pod in pods),
     )
 
 

@@ -14,6 +14,7 @@ from fleetkeeper.autoscale.rules.remedies import remedy_in_force
 from fleetkeeper.autoscale.settings import settings_of
 from fleetkeeper.autoscale.types import ControlSettings, PodView
 from fleetkeeper.common.activation import parse_suspended
+from fleetkeeper.common.nodes import ANY_NODE, NodeNeeds
 from fleetkeeper.common.sleep import parse_sleep
 from fleetkeeper.common.values import Manifest
 from fleetkeeper.reconcile.choice.engine import parse_engine
@@ -40,6 +41,7 @@ class Fleet:
     last change."""
     gpus_per_replica: int = 0
     """Accelerators that a pod of the live template requests."""
+    node_needs: NodeNeeds = ANY_NODE
 
 
 def parsed_service(resource: Manifest, *, floating_revisions: bool) -> InferenceService | None:
@@ -107,7 +109,12 @@ def observe_fleet(cache: Cache, key: Key, now: float) -> Fleet | None:
         if all(pod.ready for pod in pods)
         else _troubled_fleet(cache, key, engine, views, now)
     )
-    return replace(fleet, rolling_out=rolling_out, gpus_per_replica=engine.accelerators)
+    return replace(
+        fleet,
+        rolling_out=rolling_out,
+        gpus_per_replica=engine.accelerators,
+        node_needs=engine.node_needs,
+    )
 
 
 def is_unseen(service: InferenceService | None) -> bool:
@@ -149,6 +156,7 @@ def _pod_view(pod: Pod) -> PodView:
         created=pod.created,
         ready=pod.ready,
         ready_since=pod.ready_since,
+        node=pod.node,
         deleting=pod.deleting,
         ip=pod.ip,
         scheduled_since=pod.scheduled_since,

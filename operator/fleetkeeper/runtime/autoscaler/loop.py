@@ -223,6 +223,7 @@ class ControlLoop:
             out_of_memory_pods=fleet.out_of_memory_pods,
             rolling_out=fleet.rolling_out or is_unseen(state.service),
             gpus_per_replica=fleet.gpus_per_replica,
+            node_needs=fleet.node_needs,
             backlog=readings.backlogs.get(service_tick.key),
         )
         state.outcomes, state.failed_writes = (), 0

@@ -180,6 +180,7 @@ class Sleeper(Service):
             early_sleep_cost(max(ready - created for ready, created in starts), idle_s),
             was_awake=awake_s >= settings.min_awake_seconds,
             is_asked=bool(self.sleeps_for),
+            nodes=("",) * len(pods),
         )
 
     def _lack(self) -> Lack:
