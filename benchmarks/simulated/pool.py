@@ -192,6 +192,12 @@ def report(asked: list[Asked], replicas: Replicas, began: float, early: int) -> 
     ]
     busy = sum(_was_busy(asked, name, at) for name, at in sleeps)
     wakes = sum(at > began for name in replicas.changes for at in replicas.wakes(name))
+    turns = [
+        turn
+        for name in replicas.changes
+        for at in replicas.wakes(name)
+        if (turn := waited_for_turn(asked, name, at)) is not None
+    ]
     answered = [item for item in asked if item.began is not None]
     kinds = Counter(_kind(item) for item in asked)
     others = Counter(
@@ -210,6 +216,8 @@ def report(asked: list[Asked], replicas: Replicas, began: float, early: int) -> 
             spread([i.waited_s for i in asked if _kind(i) != "at once"]),
         ],
         ["longest wait", f"{max(item.waited_s for item in asked):.0f} s"],
+        ["from a service's first waiting request to its replica", spread(turns)],
+        ["longest of them", f"{max(turns):.0f} s"],
         ["answered", f"{len(answered)} of {len(asked)}"],
         [
             "refusals but `service_waking`",
@@ -223,6 +231,16 @@ def report(asked: list[Asked], replicas: Replicas, began: float, early: int) -> 
         ),
         markdown_table(["requests", f"of {len(asked)}"], rows),
     ]
+
+
+def waited_for_turn(asked: list[Asked], name: str, woke: float) -> float | None:
+    """Return how long a service's first waiting request had waited when its replica was ordered."""
+    waiting = [
+        item.sent
+        for item in asked
+        if item.service == name and item.sent <= woke <= (item.began or item.ended)
+    ]
+    return woke - min(waiting) if waiting else None
 
 
 def peak_replicas(replicas: Replicas) -> int:
