@@ -29,6 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from results_page import markdown_table, measured_on, write_section  # noqa: E402
 from sleep import TENANT, TITLE, Replicas, desired_service, spread  # noqa: E402
 
+from fleetkeeper.autoscale.constants import EARLY_IDLE_S  # noqa: E402
 from fleetkeeper_local.common.paths import data_dir  # noqa: E402
 from fleetkeeper_local.common.report import say  # noqa: E402
 from fleetkeeper_local.demo.cluster import Cluster  # noqa: E402
@@ -49,8 +50,8 @@ from fleetkeeper_local.node.node import Node  # noqa: E402
 
 HEADING = "25 services on four accelerators"
 RESOURCE = "nvidia.com/gpu"
-IDLE_S, AWAKE_S, EARLY_S = 60, 30, 30
-"""The fields of `scaling.sleep`, and the idle time before which no service sleeps for another one."""
+IDLE_S, AWAKE_S = 60, 30
+"""The fields of `scaling.sleep`."""
 PATIENCE_S = 300.0
 AT_ONCE_S = 1.0
 """An answer that began within this time was not held."""
@@ -226,7 +227,7 @@ def report(asked: list[Asked], replicas: Replicas, began: float, early: int) -> 
     ]
     return [
         (
-            f"{wakes} wakes, and {len(sleeps)} sleeps, {early} of them for another service. {busy} services slept within {EARLY_S} s after a request. "
+            f"{wakes} wakes, and {len(sleeps)} sleeps, {early} of them for another service. {busy} services slept within {EARLY_IDLE_S:.0f} s after a request. "
             f"At most {peak_replicas(replicas)} replicas were ordered at once."
         ),
         markdown_table(["requests", f"of {len(asked)}"], rows),
@@ -257,7 +258,7 @@ def peak_replicas(replicas: Replicas) -> int:
 def _was_busy(asked: list[Asked], name: str, at: float) -> bool:
     """Return whether a request was answered when its service slept, or shortly before."""
     return any(
-        item.service == name and item.began is not None and item.began < at < item.ended + EARLY_S
+        item.service == name and item.began is not None and item.began < at < item.ended + EARLY_IDLE_S
         for item in asked
     )
 

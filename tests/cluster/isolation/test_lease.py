@@ -15,11 +15,11 @@ from tests.support.operators.operator_world import World, operator_world, servic
 from tests.support.plane.watch_proxy import WatchProxy
 
 LEASE = {
-    "FLEETKEEPER_LEADER__DURATION_S": "10",
-    "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "5",
+    "FLEETKEEPER_LEADER__DURATION_S": "30",
+    "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "15",
     "FLEETKEEPER_LEADER__RETRY_S": "1",
 }
-RENEWALS = 8
+RENEWALS = 20
 """At one each second: longer than the deadline."""
 NAMES = [f"chat{number}" for number in range(4)]
 
@@ -34,7 +34,7 @@ async def _renewals(world: World, count: int) -> set[tuple[str, int]]:
     """Wait for so many renewals; the holders seen, and the number of changes of leader."""
     times: set[str] = set()
     seen: set[tuple[str, int]] = set()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while len(times) < count:
             lease = await world.client.read(resources.LEASE, world.namespace, "fleetkeeper")
             assert lease is not None

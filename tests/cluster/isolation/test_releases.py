@@ -56,8 +56,6 @@ def install(world: World) -> Iterator[Install]:
                 "FLEETKEEPER_NAMESPACES": json.dumps(namespaces),
                 "FLEETKEEPER_OPERATOR_NAMESPACE": space,
                 "FLEETKEEPER_LEADER__LEASE_NAME": name,
-                "FLEETKEEPER_LEADER__DURATION_S": "10",
-                "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "5",
             },
         )
 

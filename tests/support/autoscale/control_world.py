@@ -110,9 +110,6 @@ class LoopbackEngines(PrometheusProxy):
         return {
             "FLEETKEEPER_CONTROL_ENABLED": "true",
             "FLEETKEEPER_DIRECT_READS": "true",
-            # Nothing restarts an operator that a stalled machine cost its Lease.
-            "FLEETKEEPER_LEADER__DURATION_S": "30",
-            "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "20",
             "FLEETKEEPER_PROMETHEUS_URL": f"{self.url}/prometheus".replace(
                 "://", f"://reader:{PASSWORD}@"
             ),

@@ -33,6 +33,11 @@ SHORT_WAITS: Final = {
 
 With the usual 10, 3 and 5 s every test would wait for them before it is at rest.
 """
+LONGER_LEASE: Final = {
+    "FLEETKEEPER_LEADER__DURATION_S": "30",
+    "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "20",
+}
+"""Nothing starts an operator again that a stall of the machine cost its Lease; for users it is 15 and 10 s."""
 PATIENCE_S = 400.0
 """The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
 
@@ -96,6 +101,7 @@ class OperatorProcess:
             "FLEETKEEPER_CONTROL_ENABLED": "false",
             "FLEETKEEPER_DIRECT_READS": "false",
             "WAITS": json.dumps({} if self.waits is None else {**SHORT_WAITS, **self.waits}),
+            **({} if "FLEETKEEPER_CONFIG" in self.env | env else LONGER_LEASE),
             **self.env,
             **env,
         }
