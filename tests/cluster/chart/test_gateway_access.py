@@ -61,7 +61,7 @@ def _read(namespaces: list[str], *resources: str) -> set[tuple[str, str, str]]:
 
 def _marks() -> set[tuple[str, str, str]]:
     resource = f"configmaps {MARKS}"
-    return _read([NAMESPACE], resource) | {(NAMESPACE, resource, "patch")}
+    return {(NAMESPACE, resource, verb) for verb in ("list", "watch", "patch")}
 
 
 @pytest.mark.promise("gateway-reads")

@@ -34,6 +34,7 @@ DENIED = (
     ("patch", "configmaps", False),
     ("patch", "configmaps/fleetkeeper-settings", False),
     ("create", "configmaps", False),
+    ("get", f"configmaps/{MARKS}", False),
     ("update", f"configmaps/{MARKS}", False),
     ("delete", f"configmaps/{MARKS}", False),
     ("list", "pods", False),

@@ -37,7 +37,7 @@ MARK_RULES = [
         "apiGroups": [""],
         "resources": ["configmaps"],
         "resourceNames": [MARKS],
-        "verbs": [*READS, "patch"],
+        "verbs": ["list", "watch", "patch"],
     }
 ]
 """In a Role of the gateway's own namespace."""
