@@ -258,7 +258,9 @@ def peak_replicas(replicas: Replicas) -> int:
 def _was_busy(asked: list[Asked], name: str, at: float) -> bool:
     """Return whether a request was answered when its service slept, or shortly before."""
     return any(
-        item.service == name and item.began is not None and item.began < at < item.ended + EARLY_IDLE_S
+        item.service == name
+        and item.began is not None
+        and item.began < at < item.ended + EARLY_IDLE_S
         for item in asked
     )
 

@@ -8,19 +8,20 @@ from typing import Final
 
 from fleetkeeper_local.node.cleanup import kubepods_cgroups
 
-COMPONENT_NICE: Final = -10
-"""Of the session of a component: 9.3 times the weight of another session."""
-POD_WEIGHTS: Final = {"cpu.shares": 10_240, "cpu.weight": 1_000}
-"""Of all pods together, by version of cgroups: ten times the weight of another session."""
+COMPONENT_NICE: Final = -3
+"""Of the session of a component: twice the weight of another session."""
+POD_WEIGHTS: Final = {"cpu.shares": 4_096, "cpu.weight": 400}
+"""Of all pods together, by version of cgroups: four times the weight of another session."""
 
 
 def raise_weights(components: Iterable[int]) -> None:
-    """Let the node get processors on a busy machine, as one that serves nothing but pods does.
+    """Double the share of the node's processes and pods on a busy machine.
 
     The kernel weighs each session of processes as one group (sched_autogroup), and the kubelet gives
     all pods the weight of two. Beside 20 busy sessions the pods of a node with two processors had 0.2 of
     one: kubelet's probes of routers timed out, and services without a ready router refused connections.
-    Pods alone must not weigh more: when engines started, the API server timed out.
+    Pods alone must not weigh more: when engines started, the API server timed out. With five times these
+    weights, other control planes on the machine lost their Leases while engines started.
 
     Args:
         components: the pids of the node's own processes, each a session of its own.

@@ -256,7 +256,7 @@ def test_a_deployment_names_the_model_of_its_engines() -> None:
 
 
 def test_a_deployment_says_what_its_pods_need_of_a_node() -> None:
-    required = {"nodeSelectorTerms": [{"matchFields": []}]}
+    required: Live = {"nodeSelectorTerms": [{"matchFields": []}]}
     pod = {
         "nodeSelector": {"gpu": "h100"},
         "tolerations": [{"operator": "Exists", "key": "spot"}],

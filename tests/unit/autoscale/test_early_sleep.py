@@ -131,39 +131,40 @@ def test_a_service_that_was_asked_stays_the_one_whatever_others_cost() -> None:
     assert asked(WAKES, asked_before, idle("cheap", 0.1, nodes=("node-2",))) == {"asked": FOR}
 
 
+def needs(
+    *labels: str, devices: str = "nvidia.com/gpu", affinity: str = "", taints: str = ""
+) -> NodeNeeds:
+    """Return what a service needs of a node. Labels have no values, and lists have spaces."""
+    return NodeNeeds(
+        frozenset(devices.split()),
+        frozenset((label, "") for label in labels),
+        affinity,
+        frozenset(taints.split()),
+    )
+
+
 @pytest.mark.parametrize(
     ("wakes", "sleeps", "is_asked"),
     [
-        ({}, {"labels": {("gpu", "l40s")}}, True),
-        ({"labels": {("gpu", "h100")}}, {"labels": {("gpu", "l40s")}}, False),
-        ({"labels": {("gpu", "h100")}}, {"labels": {("gpu", "h100"), ("zone", "a")}}, True),
-        ({"labels": {("gpu", "h100")}}, {}, False),
-        ({"tolerations": {"spot"}}, {}, True),
-        ({}, {"tolerations": {"spot"}}, False),
-        ({"affinity": "zone a"}, {"affinity": "zone a"}, True),
-        ({"affinity": "zone a"}, {}, False),
-        ({}, {"affinity": "zone a"}, True),
-        ({"devices": {"amd.com/gpu"}}, {}, False),
-        ({"devices": {"nvidia.com/gpu", "rdma/hca"}}, {}, False),
-        ({}, {"devices": {"nvidia.com/gpu", "rdma/hca"}}, True),
+        (needs(), needs("l40s"), True),
+        (needs("h100"), needs("l40s"), False),
+        (needs("h100"), needs("h100", "zone-a"), True),
+        (needs("h100"), needs(), False),
+        (needs(taints="spot"), needs(), True),
+        (needs(), needs(taints="spot"), False),
+        (needs(affinity="zone a"), needs(affinity="zone a"), True),
+        (needs(affinity="zone a"), needs(), False),
+        (needs(), needs(affinity="zone a"), True),
+        (needs(devices="amd.com/gpu"), needs(), False),
+        (needs(devices="nvidia.com/gpu rdma/hca"), needs(), False),
+        (needs(), needs(devices="nvidia.com/gpu rdma/hca"), True),
     ],
 )
 def test_only_services_sleep_whose_nodes_suit_the_one_that_wakes(
-    wakes: dict[str, Any], sleeps: dict[str, Any], is_asked: bool
+    wakes: NodeNeeds, sleeps: NodeNeeds, is_asked: bool
 ) -> None:
-    gpu = NodeNeeds(frozenset({"nvidia.com/gpu"}))
-    needs, others = (
-        replace(
-            gpu,
-            **{
-                name: value if isinstance(value, str) else frozenset(value)
-                for name, value in each.items()
-            },
-        )
-        for each in (wakes, sleeps)
-    )
-    found = asked(replace(WAKES, node_needs=needs), replace(idle("one"), node_needs=others), gpus=1)
-    assert bool(found) == is_asked
+    one = replace(idle("one"), node_needs=sleeps)
+    assert bool(asked(replace(WAKES, node_needs=wakes), one, gpus=1)) == is_asked
 
 
 def test_nobody_is_asked_while_enough_accelerators_become_free() -> None:
@@ -256,7 +257,6 @@ early = st.builds(
     is_asked=st.booleans(),
     nodes=st.lists(st.sampled_from(["x", "y"]), min_size=3, max_size=3).map(tuple),
 )
-needs = st.builds(NodeNeeds, labels=st.frozensets(st.just(("gpu", "h100"))))
 services = st.builds(
     Want,
     st.sampled_from(["a", "b"]),
@@ -270,7 +270,7 @@ services = st.builds(
     waits_since=st.sampled_from([1.0, 2.0, float("inf")]),
     early_sleep=st.none() | early,
     goes_to_sleep=st.booleans(),
-    node_needs=needs,
+    node_needs=st.sampled_from([needs(), needs("h100")]),
 ).map(_on_its_nodes)
 
 
