@@ -309,7 +309,7 @@ def _ask_to_sleep(
 def _fewest(idle: Mapping[Want, EarlySleep], missing: int) -> list[Want]:
     """Return the fewest services with so many accelerators on one node, of equally many the cheapest.
 
-    Those that were asked before come first: else two could sleep for one. None if no node has enough of them.
+    Empty if no node has enough. Those that were asked before come first: else two could sleep for one.
     """
 
     def order(chosen: Sequence[Want]) -> tuple[int, int, float, list[ServiceKey]]:
@@ -324,7 +324,7 @@ def _fewest(idle: Mapping[Want, EarlySleep], missing: int) -> list[Want]:
 
 
 def _fewest_on(node: str, idle: Mapping[Want, EarlySleep], missing: int) -> list[Want]:
-    """Return the fewest services with so many accelerators on this node; none if all have too few."""
+    """Return the fewest services with so many accelerators on this node; empty if all have too few."""
     gpus = {want: early.nodes.count(node) * want.gpus_per_replica for want, early in idle.items()}
     left = sorted(idle, key=lambda want: (not idle[want].is_asked, idle[want].cost, want.key))
     chosen: list[Want] = []

@@ -68,7 +68,8 @@ class Workload(Child):
     `desired_replicas` the live `spec.replicas`, `replicas_manager` the field manager that set it
     last, `max_surge` the live `spec.strategy.rollingUpdate.maxSurge` if it is a number or 0%,
     `accelerators` the number that one pod of the live template requests, `node_needs` what it needs of a
-    node, and `image` the image of its first container. `model` is the model of the live template, as `model_of` names it.
+    node, and `image` the image of its first container. `model` is the model of the live template, as
+    `model_of` names it.
     """
 
     generation: int = 0

@@ -91,6 +91,13 @@ class Pool:
             lambda: self.sleep(name).get("state") == SleepState.ASLEEP and not self.pods(name),
         )
 
+    def node_selector(self, name: str) -> Live:
+        """Return what the engines of a service require of a node."""
+        live = self.world.get("Deployment", name)
+        assert live is not None
+        found: Live = live["spec"]["template"]["spec"]["nodeSelector"]
+        return found
+
     async def waits_in_vain(self, name: str) -> None:
         """Wait for several times as long as a wake waits before others are asked, and see none asked."""
         began = time.monotonic()
@@ -156,20 +163,18 @@ async def test_a_wake_waits_while_all_others_have_requests_or_run_on_other_nodes
 ) -> None:
     """And gets its replica when one of them would make room, although its mark was lost meanwhile."""
     pool.engines.rate_per_s["idle"] = BUSY_PER_S
-    await pool.world.change("late", placement={"nodeSelector": {OTHER_NODES: "only"}})
     await pool.wake("late")
     await pool.world.until("waking", lambda: pool.sleep("late").get("state") == SleepState.WAKING)
     await pool.waits_in_vain("late")
+    await pool.world.change("late", placement={"nodeSelector": {OTHER_NODES: "only"}})
+    await pool.world.until("on other nodes", lambda: OTHER_NODES in pool.node_selector("late"))
     pool.engines.rate_per_s["idle"] = 0.0
-    await pool.waits_in_vain("late")
-    pool.engines.rate_per_s["idle"] = BUSY_PER_S
-    await pool.world.change("late", placement={"nodeSelector": {OTHER_NODES: None}})
     await pool.waits_in_vain("late")
 
     await pool.world.delete(CONFIG_MAP, MARKS)
     await pool.world.until("created again", lambda: _is_new(pool.world.get("ConfigMap", MARKS)))
     await mark(pool.world)
-    pool.engines.rate_per_s["idle"] = 0.0
+    await pool.world.change("late", placement={"nodeSelector": {OTHER_NODES: None}})
     await pool.awake("late")
     await pool.asleep("idle")
     assert pool.states.keys() == {"late", "idle"}

@@ -42,6 +42,7 @@ class Fleet:
     gpus_per_replica: int = 0
     """Accelerators that a pod of the live template requests."""
     node_needs: NodeNeeds = ANY_NODE
+    """What such a pod needs of a node."""
 
 
 def parsed_service(resource: Manifest, *, floating_revisions: bool) -> InferenceService | None:
