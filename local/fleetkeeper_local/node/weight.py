@@ -20,8 +20,8 @@ def raise_weights(components: Iterable[int]) -> None:
     The kernel weighs each session of processes as one group (sched_autogroup), and the kubelet gives
     all pods the weight of two. Beside 20 busy sessions the pods of a node with two processors had 0.2 of
     one: kubelet's probes of routers timed out, and services without a ready router refused connections.
-    Pods alone must not weigh more: when engines started, the API server timed out. With five times these
-    weights, other control planes on the machine lost their Leases while engines started.
+    Pods alone must not weigh more: when engines started, the API server timed out. With the
+    weight of ten sessions for the pods and for each process, operators beside the node lost their Leases.
 
     Args:
         components: the pids of the node's own processes, each a session of its own.
