@@ -16,6 +16,7 @@ A replica that its load needs is not removed for another service. Others are, in
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -317,22 +318,23 @@ def _fewest(idle: Mapping[Want, EarlySleep], missing: int) -> list[Want]:
         cost = sum(idle[want].cost for want in chosen)
         return -asked, len(chosen), cost, [want.key for want in chosen]
 
-    nodes = {node for early in idle.values() for node in early.nodes}
-    return min(
-        filter(None, (_fewest_on(node, idle, missing) for node in nodes)), key=order, default=[]
-    )
+    on_nodes: defaultdict[str, Counter[Want]] = defaultdict(Counter)
+    for want, early in idle.items():
+        for node in early.nodes:
+            on_nodes[node][want] += want.gpus_per_replica
+    found = (_fewest_on_node(gpus, idle, missing) for gpus in on_nodes.values())
+    return min(filter(None, found), key=order, default=[])
 
 
-def _fewest_on(node: str, idle: Mapping[Want, EarlySleep], missing: int) -> list[Want]:
-    """Return the fewest services with so many accelerators on this node; empty if all have too few."""
-    gpus = {want: early.nodes.count(node) * want.gpus_per_replica for want, early in idle.items()}
-    left = sorted(idle, key=lambda want: (not idle[want].is_asked, idle[want].cost, want.key))
+def _fewest_on_node(
+    gpus: Mapping[Want, int], idle: Mapping[Want, EarlySleep], missing: int
+) -> list[Want]:
+    """Return the fewest services of a node with so many accelerators there; empty if all have too few."""
+    left = sorted(gpus, key=lambda want: (not idle[want].is_asked, idle[want].cost, want.key))
     chosen: list[Want] = []
     while missing > 0 and left:
         enough = [want for want in left if gpus[want] >= missing]
         one = enough[0] if enough else max(left, key=lambda want: gpus[want])
-        if not gpus[one]:
-            break
         chosen.append(one)
         left.remove(one)
         missing -= gpus[one]
