@@ -5,10 +5,7 @@ The operator reads no Node. So it knows which nodes suit two services only by co
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +35,3 @@ class NodeNeeds:
 
 
 ANY_NODE = NodeNeeds()
-
-
-def node_needs_of(pod_spec: Mapping[str, Any]) -> NodeNeeds:
-    """Return the requirements of pods with this spec. What cannot be read is no requirement."""
-    affinity = _map(_map(pod_spec.get("affinity")).get("nodeAffinity"))
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    return NodeNeeds(
-        frozenset(_devices(pod_spec)),
-        frozenset(
-            (str(name), str(value)) for name, value in _map(pod_spec.get("nodeSelector")).items()
-        ),
-        _json(required) if required else "",
-        frozenset(map(_json, _list(pod_spec.get("tolerations")))),
-    )
-
-
-def _devices(pod_spec: Mapping[str, Any]) -> Iterator[str]:
-    for claim in _list(pod_spec.get("resourceClaims")):
-        yield from (str(name) for field, name in _map(claim).items() if field != "name")
-    for container in _list(pod_spec.get("containers")):
-        limits = _map(_map(_map(container).get("resources")).get("limits"))
-        yield from (name for name in limits if "/" in name)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _map(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))

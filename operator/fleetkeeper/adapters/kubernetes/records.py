@@ -6,7 +6,8 @@ identifies the object or counts something, the object is `Unread`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from sys import intern
 from typing import Any
@@ -21,7 +22,7 @@ from fleetkeeper.api.names import (
     LABEL_SERVICE,
 )
 from fleetkeeper.common.budget import accelerators_of
-from fleetkeeper.common.nodes import node_needs_of
+from fleetkeeper.common.nodes import NodeNeeds
 from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.types import (
     Child,
@@ -237,7 +238,7 @@ def workload_record(live: Mapping[str, Any], known_digest: str | None = None) ->
         replicas_manager=intern(text(manager_of_replicas(live))),
         max_surge=_surge_record(surge),
         accelerators=accelerators_of(pod),
-        node_needs=node_needs_of(pod),
+        node_needs=_node_needs(pod),
         image=intern(text(first.get("image"))),
         model=message(model_of(pod)),
         replicas=counted("replicas"),
@@ -246,6 +247,30 @@ def workload_record(live: Mapping[str, Any], known_digest: str | None = None) ->
         available_replicas=counted("availableReplicas"),
         conditions=tuple(_conditions(status.get("conditions"))),
     )
+
+
+def _node_needs(pod: Mapping[str, Any]) -> NodeNeeds:
+    """Return what pods with this spec need of a node. What cannot be read is no requirement."""
+    affinity = as_map(as_map(pod.get("affinity")).get("nodeAffinity"))
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    return NodeNeeds(
+        frozenset(_devices(pod)),
+        frozenset((str(key), str(value)) for key, value in as_map(pod.get("nodeSelector")).items()),
+        _json(required) if required else "",
+        frozenset(map(_json, maps(pod.get("tolerations")))),
+    )
+
+
+def _devices(pod: Mapping[str, Any]) -> Iterator[str]:
+    for claim in maps(pod.get("resourceClaims")):
+        yield from (str(name) for field, name in claim.items() if field != "name")
+    for container in maps(pod.get("containers")):
+        limits = as_map(as_map(container.get("resources")).get("limits"))
+        yield from (name for name in limits if "/" in name)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _template_hash(spec: Mapping[str, Any]) -> str:
