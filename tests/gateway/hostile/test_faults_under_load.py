@@ -14,7 +14,7 @@ import pytest
 from fleetkeeper_contract import client_keys
 from tests.support.gateway.gateway_api import KEYS_NAMESPACE, SECRETS, service
 from tests.support.gateway.gateway_process import GatewayProcess
-from tests.support.gateway.gateway_surroundings import Surroundings
+from tests.support.gateway.gateway_surroundings import SHARES, Surroundings
 from tests.support.gateway.gateway_upstream import DONE
 
 CLIENTS = 8
@@ -146,7 +146,7 @@ async def test_a_gateway_that_starts_without_the_api_server_serves_nobody(
 @pytest.mark.promise("gateway-killed")
 async def test_kill_9_of_one_process_leaves_the_others_requests_alone(world: Surroundings) -> None:
     """Both share the slots of a key in Redis. Streams of the dead one end visibly."""
-    first, second = await world.start("first"), await world.start("second")
+    first, second = [await world.start(name, **SHARES) for name in ("first", "second")]
     async with contextlib.AsyncExitStack() as stack:
         streams = [
             await stack.enter_async_context(world.open(process, answer_as="hold", stream=True))
@@ -177,7 +177,7 @@ async def test_kill_9_of_one_process_leaves_the_others_requests_alone(world: Sur
 async def test_the_slots_of_a_killed_process_come_back(world: Surroundings) -> None:
     """By their lease: no process is left that could give them back."""
     key = world.add_key("two", **{client_keys.CONCURRENCY: "2"})
-    first, second = await world.start("first"), await world.start("second")
+    first, second = [await world.start(name, **SHARES) for name in ("first", "second")]
 
     async def known() -> bool:
         return (await world.ask(second, key))[0] == 200

@@ -24,7 +24,7 @@ from tests.support.gateway.gateway_api import (
     uid_of,
 )
 from tests.support.gateway.gateway_process import GatewayProcess
-from tests.support.gateway.gateway_surroundings import MODEL, NAMESPACE, Surroundings
+from tests.support.gateway.gateway_surroundings import MODEL, NAMESPACE, SHARES, Surroundings
 
 MARKS: Final = ("fleetkeeper", "wake-marks")
 SETTINGS: Final = {"WAKE_MARKS": "/".join(MARKS)}
@@ -75,10 +75,7 @@ async def test_a_request_is_held_by_two_gateways_and_one_of_them_is_killed(
     world: Surroundings, port: int
 ) -> None:
     """The mark outlives the gateway. Held requests count for the concurrency of their key."""
-    one = await world.start("one", **SETTINGS)
-    two = await world.start("two", **SETTINGS)
-    await world.until_shared(two)
-    await world.until_shared(one)
+    one, two = [await world.start(name, **SETTINGS, **SHARES) for name in ("one", "two")]
     key = world.add_key("few", **{client_keys.CONCURRENCY: "3"})
     async with asyncio.TaskGroup() as tasks:
         lost = tasks.create_task(_lost(world, one, key))

@@ -24,9 +24,11 @@ from tests.support.gateway.gateway_api import (
 )
 from tests.support.gateway.gateway_process import GatewayProcess, write_grant_keys
 from tests.support.gateway.gateway_upstream import UpstreamStandIn
+from tests.support.guards import GUARD_S
 from tests.support.services.redis_server import RedisServer, ensure_redis
 
-PATIENCE_S: Final = 120.0
+SHARES: Final = {"WAITS_FOR_REDIS": "true"}
+"""Settings of a gateway whose limits stay shared, however busy the machine is, see gateway_entry."""
 NAMESPACE: Final = "team-a"
 MODEL: Final = "tiny"
 GENEROUS: Final = {
@@ -113,7 +115,7 @@ class Surroundings:
                 "Authorization": f"Bearer {key or self.key}",
                 "Content-Type": "application/json",
             },
-            timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
+            timeout=aiohttp.ClientTimeout(total=GUARD_S),
         )
 
     async def until_shared(self, process: GatewayProcess) -> None:
