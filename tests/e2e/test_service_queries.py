@@ -27,11 +27,10 @@ from tests.support.chart.shipped_queries import (
     shown,
     variables,
 )
+from tests.support.guards import GUARD_S
 from tests.support.node.service_world import steady
 
 LIGHT_PER_S: Final = 2.0
-GUARD_S: Final = 300.0
-"""For scrapes, ticks and requests until every query has data; half a minute is usual."""
 RARE: Final = {
     "fleetkeeper_defects_total": "has a series after the first defect",
     "fleetkeeper_digest_mismatches_total": "has a series after the first apply that admission changed",

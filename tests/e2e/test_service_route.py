@@ -23,11 +23,11 @@ from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
 from fleetkeeper_local.demo.installation import GATEWAY, Installation
 from tests.support.chart.helm_chart import only, rendered
+from tests.support.guards import GUARD_S
 from tests.support.node.node_world import until
 from tests.support.node.traefik import CRDS, traefik
 
 HOST = "llm.example.com"
-TIMEOUT_S = 120
 ADMIN_PORT = 8081
 
 pytestmark = [
@@ -50,7 +50,7 @@ class Entry:
     ) -> Iterator[http.client.HTTPResponse]:
         """Send a request with TLS to the name of the route."""
         context = ssl.create_default_context(cafile=str(self.trusted))
-        plain = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=GUARD_S)
         connection = http.client.HTTPConnection(HOST)
         with context.wrap_socket(plain, server_hostname=HOST) as connection.sock:
             headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -111,7 +111,7 @@ def entry(product: Installation, tmp_path_factory: pytest.TempPathFactory) -> It
     trusted = Authority(folder, "clients-trust").ensure()
     crds = str(program.parent / CRDS)
     cluster.kubectl("apply", "--server-side", "-f", crds)
-    cluster.kubectl("wait", "--for=condition=Established", "-f", crds, "--timeout=60s")
+    cluster.kubectl("wait", "--for=condition=Established", "-f", crds, "--timeout=400s")
     made = [*_parts(port, trusted, product.namespace), _route()]
     cluster.apply(*made)
     processes = Processes(folder, tied=True)
@@ -195,7 +195,7 @@ def _open_requests(product: Installation) -> float:
     total = 0.0
     for pod in product.cluster.pods(product.namespace, selector):
         address = f"http://{pod['status']['podIP']}:{ADMIN_PORT}/metrics"
-        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+        with urllib.request.urlopen(address, timeout=GUARD_S) as answer:
             for line in answer.read().decode().splitlines():
                 if line.startswith("fleetkeeper_gateway_open_requests "):
                     total += float(line.rpartition(" ")[2])

@@ -23,6 +23,7 @@ from tests.support.engine.supervised_engine import (
     stopped,
     with_config,
 )
+from tests.support.guards import GUARD_S
 
 pytestmark = pytest.mark.timeout(1200)
 STREAMS = 50
@@ -57,7 +58,7 @@ def stretch_step(engine: RunningEngine, tokens: int, seconds: float) -> None:
     """
     region = Region.open(engine.vllm_process("APIServer").environ()["FLEETKEEPER_SHARED_MEMORY"])
     assert region is not None
-    until = time.monotonic() + 60
+    until = time.monotonic() + GUARD_S
     while (heartbeat := region.read_heartbeat()).tokens < tokens:
         assert time.monotonic() < until, f"no step of {tokens} tokens: {heartbeat}"
         time.sleep(0.001)

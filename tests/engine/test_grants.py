@@ -23,8 +23,8 @@ from fleetkeeper_gateway.grants.signer import Signer
 from fleetkeeper_gateway.interfaces import Service
 from tests.support.engine.grants import SERVICE, GrantKey, grants_text, write_grants
 from tests.support.engine.supervised_engine import RunningEngine
+from tests.support.guards import GUARD_S
 
-PATIENCE_S = 120.0
 BODY = {"model": "tiny", "prompt": "The queue", "max_tokens": 4, "ignore_eos": True}
 KEY, OTHER = GrantKey(), GrantKey()
 
@@ -166,7 +166,7 @@ class Clients:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(GUARD_S)
 
     def _send(self, slowness: float) -> None:
         signer = Signer(KeyFiles(self._keys, time.time, lambda: time.monotonic() / slowness))

@@ -21,12 +21,12 @@ from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
 from tests.support.engine.supervised_engine import (
-    PATIENCE_S,
     RunningEngine,
     StartEngine,
     eight_running,
     stopped,
 )
+from tests.support.guards import GUARD_S
 
 pytestmark = pytest.mark.timeout(1200)
 SHORT_STALL_S = 8
@@ -81,9 +81,9 @@ def test_an_idle_core_that_hangs_is_noticed_with_its_first_request_and_recovers(
         took = engine.wait_for(lambda: engine.health("ready") == 503, "not ready")
         assert took >= 5
         assert engine.health("live") == 200
-        assert engine.session.get(f"{engine.url}/health", timeout=PATIENCE_S).status_code == 200
+        assert engine.session.get(f"{engine.url}/health", timeout=GUARD_S).status_code == 200
         engine.vllm_process("EngineCore").send_signal(signal.SIGCONT)
-        assert waiting.result(PATIENCE_S).status_code == 200
+        assert waiting.result(GUARD_S).status_code == 200
     engine.wait_ready()
 
 
@@ -113,7 +113,7 @@ def test_a_frozen_engine_gives_the_verdict_that_it_hangs_and_takes_it_back(
             assert eyes.shown()["fleetkeeper_stalled_seconds"] >= SHORT_STALL_S
             assert engine.metrics()["fleetkeeper_hung"] == 0, "its own patience is 60 s"
             assert engine.health("live") == 200
-        assert waiting.result(PATIENCE_S).status_code == 200
+        assert waiting.result(GUARD_S).status_code == 200
         engine.wait_for(lambda: not eyes.hung(), "the verdict taken back")
     engine.wait_ready()
 

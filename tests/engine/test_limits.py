@@ -15,8 +15,9 @@ from fleetkeeper_contract.histogram_buckets import BATCH_SEQUENCES_EDGES
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.shm.layout import SchedulerBlock
 from tests.support.engine.engine_environment import PYTHON
-from tests.support.engine.inside_engine import PATIENCE_S, Answer, InsideEngine, client
+from tests.support.engine.inside_engine import Answer, InsideEngine, client
 from tests.support.engine.shared_engine import shared_engine
+from tests.support.guards import GUARD_S
 
 STREAMS = 64
 CHANGES = 200
@@ -102,7 +103,7 @@ async def _until_read(engine: InsideEngine, generation: int) -> tuple[float, int
     unread_s, unread_steps = 0.0, 0
     while (block := engine.scheduler()).generation < generation:
         unread_s, unread_steps = time.monotonic() - requested_at, block.worked_steps - before
-        assert unread_s < PATIENCE_S, f"never read: {block}"
+        assert unread_s < GUARD_S, f"never read: {block}"
         await asyncio.sleep(0.002)
     return unread_s, unread_steps, block
 

@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.engine.supervised_engine import (
     GIB,
-    PATIENCE_S,
     RunningEngine,
     StartEngine,
     assert_within_cap,
     full_load,
 )
+from tests.support.guards import GUARD_S
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -80,7 +80,7 @@ def test_above_the_cap_new_sequences_stop_and_come_back_below_it(engine: Running
             engine.wait_for(
                 lambda: engine.metrics()["fleetkeeper_memory_over_cap"] == 0, "below the cap"
             )
-            assert refused.result(PATIENCE_S).status_code == 200
+            assert refused.result(GUARD_S).status_code == 200
     finally:
         release.set()
         hog.join(30)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import requests
 
-from tests.support.engine.engine_contract import CHAT, COMPLETIONS, TIMEOUT_S
+from tests.support.engine.engine_contract import CHAT, COMPLETIONS
 from tests.support.engine.router_world import Routed
 from tests.support.engine.supervised_engine import RunningEngine
+from tests.support.guards import GUARD_S
 
 MESSAGES = [{"role": "user", "content": "Say one word."}]
 FUNCTION = {"name": "now", "description": "The time"}
@@ -67,7 +68,7 @@ def sent(url: str, body: bytes) -> tuple[int, str | None, list[Any]]:
     text are one.
     """
     headers = {"Content-Type": "application/json"}
-    response = requests.post(url, data=body, headers=headers, timeout=TIMEOUT_S)
+    response = requests.post(url, data=body, headers=headers, timeout=GUARD_S)
     frames = [
         json.loads(part.removeprefix("data: "))
         for part in response.text.split("\n\n")

@@ -18,7 +18,7 @@ from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
 from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_engine.in_vllm.realtime_reserve import RESERVE_KEPT_S, look_ahead_of
 from fleetkeeper_engine.shm.layout import Outcome, SchedulerBlock
-from tests.support.engine.inside_engine import GUARD_S, InsideEngine, client
+from tests.support.engine.inside_engine import REQUEST_S, InsideEngine, client
 from tests.support.engine.shared_engine import shared_engine
 
 SEQUENCES = 8
@@ -195,7 +195,7 @@ async def test_a_flood_of_realtime_starves_nobody(engine: InsideEngine) -> None:
         await engine.until(lambda: engine.middleware().waiting[Tier.REALTIME] >= SEQUENCES)
         answers = await asyncio.wait_for(
             asyncio.gather(*(engine.stream(session, 4, tier=t) for t in ("standard", "batch"))),
-            GUARD_S,
+            REQUEST_S,
         )
         assert not [task for task in floods if task.done()]
         # What waits is written up to 200 ms late, and may be nothing for a moment.

@@ -23,6 +23,7 @@ from fleetkeeper_engine.shm.ledger import FILE, Entry, LedgerHead, LedgerReader,
 from tests.support.engine.grants import GrantKey, grants_text, write_grants
 from tests.support.engine.inside_engine import MODEL, TOKEN, InsideEngine, client
 from tests.support.engine.supervised_engine import RunningEngine
+from tests.support.guards import GUARD_S
 
 REQUESTS = 300
 AT_ONCE = 24
@@ -223,7 +224,7 @@ async def load(bench: Bench, dice: random.Random, count: int) -> AsyncIterator[N
 
 async def settled(bench: Bench) -> tuple[LedgerHead, list[Entry], Tokens, int]:
     """The ledger and the counters once they are equal, or what they are after a minute."""
-    deadline = asyncio.get_running_loop().time() + 60
+    deadline = asyncio.get_running_loop().time() + GUARD_S
     while True:
         head, entries = bench.read()
         counted, hits = await asyncio.to_thread(bench.counters)

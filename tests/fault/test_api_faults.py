@@ -23,7 +23,8 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, INFERENCE_SERVIC
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.operators.operator_process import PATIENCE_S, OperatorProcess
+from tests.support.guards import GUARD_S
+from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import (
     Live,
     World,
@@ -138,7 +139,7 @@ class Campaign:
 
     async def until_other_observed(self) -> None:
         """Wait until the service of the other namespace is ready in its present generation."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GUARD_S):
             while not is_ready(await self._other_live()):  # noqa: ASYNC110 - not watched here
                 await asyncio.sleep(0.2)
 
@@ -167,7 +168,7 @@ class Campaign:
                 injected_at = time.monotonic()
                 await asyncio.sleep(FAULT_S)
                 if fault is not Fault.NO_BOOKMARKS:  # one comes about once a minute
-                    async with asyncio.timeout(PATIENCE_S):
+                    async with asyncio.timeout(GUARD_S):
                         await self.proxy.hit.wait()
                 fault_s = time.monotonic() - injected_at
         began = time.monotonic()

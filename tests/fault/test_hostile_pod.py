@@ -12,11 +12,11 @@ import pytest_asyncio
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.autoscale.control_world import LoopbackEngines, loopback_engines
 from tests.support.autoscale.hostile_engine import Hostility
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, condition, operator_world, service
 
 CALM_PER_S: Final = 4.0
 BUSY_PER_S: Final = 40.0
-GUARD_S: Final = 240.0
 READS: Final = 6
 """Reads that each hostile pod has answered before the good service is put under load."""
 MEMORY_LIMIT_BYTES: Final = 512 * 1024**2

@@ -8,7 +8,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.engine.router_world import GUARD_S, RouterWorld, router_world
+from tests.support.engine.router_world import RouterWorld, router_world
+from tests.support.guards import GUARD_S
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import aiohttp
 
 from fleetkeeper_router.drain import running
 from fleetkeeper_router.settings import PREFIX
-from tests.support.engine.router_world import GUARD_S, RouterWorld, post, until
+from tests.support.engine.router_world import RouterWorld, post, until
+from tests.support.guards import GUARD_S
 
 
 async def test_streams_end_by_themselves_when_a_router_ends(

@@ -10,7 +10,14 @@ import aiohttp
 import pytest
 
 from fleetkeeper_router.settings import Policy
-from tests.support.engine.router_world import GUARD_S, Engine, Router, RouterWorld, post, until
+from tests.support.engine.router_world import (
+    Engine,
+    Router,
+    RouterWorld,
+    post,
+    until,
+)
+from tests.support.guards import GUARD_S
 
 
 async def chosen(session: aiohttp.ClientSession, router: Router) -> set[str]:

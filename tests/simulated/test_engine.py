@@ -19,7 +19,6 @@ from tests.simulated.conftest import MIB, StartSimulated
 from tests.support.engine.engine_contract import (
     CHAT,
     COMPLETIONS,
-    TIMEOUT_S,
     chat,
     completion,
     entries,
@@ -29,6 +28,7 @@ from tests.support.engine.engine_contract import (
     with_usage,
 )
 from tests.support.engine.supervised_engine import RunningEngine
+from tests.support.guards import GUARD_S
 
 MAX_PSS_BYTES = 130 * MIB
 STEPS = 200
@@ -41,7 +41,7 @@ def family(engine: RunningEngine) -> list[psutil.Process]:
 
 def test_it_says_that_it_is_simulated(engine: RunningEngine) -> None:
     """The version, each answer, metrics and the log."""
-    found = requests.get(f"{engine.url}/version", timeout=TIMEOUT_S).json()
+    found = requests.get(f"{engine.url}/version", timeout=GUARD_S).json()
     assert found == {"version": VERSION_TEXT}
     for path, body in ((COMPLETIONS, completion()), (CHAT, chat())):
         assert post(engine, path, body).json()["system_fingerprint"] == VERSION_TEXT
@@ -117,7 +117,7 @@ def test_the_stages_of_a_start_take_their_time(start: StartSimulated) -> None:
 
 def test_a_drain_during_a_slow_start_ends_it(start: StartSimulated) -> None:
     engine = start(wait=False, simulation={"startSeconds": {"weights": 3600}})
-    engine.wait_for(lambda: "starting vLLM" in engine.log, "the start", TIMEOUT_S)
+    engine.wait_for(lambda: "starting vLLM" in engine.log, "the start", GUARD_S)
     engine.process.terminate()
     assert engine.wait_end() == 0
 
@@ -138,7 +138,7 @@ def test_exhausted_memory_ends_the_pod_with_its_class(start: StartSimulated) -> 
 
 def test_a_crash_ends_the_pod_with_its_signal(start: StartSimulated) -> None:
     engine = start(simulation={"faults": [{"kind": "Crash", "afterSeconds": 2}]})
-    assert engine.wait_end(TIMEOUT_S) == EXIT_CODES[DeathClass.UNKNOWN]
+    assert engine.wait_end(GUARD_S) == EXIT_CODES[DeathClass.UNKNOWN]
     assert "SIGSEGV" in engine.termination()["message"]
 
 
@@ -147,27 +147,27 @@ def test_a_frozen_engine_answers_and_is_found_hung(start: StartSimulated) -> Non
         simulation={"faults": [{"kind": "Freeze", "afterSeconds": 2}]},
         health={"stallSeconds": 5},
     )
-    engine.wait_for(lambda: "simulated fault Freeze" in engine.log, "the fault", TIMEOUT_S)
-    assert requests.get(f"{engine.url}/health", timeout=TIMEOUT_S).status_code == 200
+    engine.wait_for(lambda: "simulated fault Freeze" in engine.log, "the fault", GUARD_S)
+    assert requests.get(f"{engine.url}/health", timeout=GUARD_S).status_code == 200
     with pytest.raises(requests.RequestException):
         post(engine, COMPLETIONS, completion(20))
-    assert engine.wait_end(TIMEOUT_S) == EXIT_CODES[DeathClass.HUNG]
+    assert engine.wait_end(GUARD_S) == EXIT_CODES[DeathClass.HUNG]
 
 
 def test_fragmentation_is_measured(start: StartSimulated) -> None:
     engine = start(simulation={"faults": [{"kind": "Fragmentation", "afterSeconds": 0}]})
     name = "fleetkeeper_memory_fragmentation_ratio"
-    engine.wait_for(lambda: engine.metrics().get(name, 0) > 0.1, "fragmentation", TIMEOUT_S)
+    engine.wait_for(lambda: engine.metrics().get(name, 0) > 0.1, "fragmentation", GUARD_S)
 
 
 def test_adapters_are_served_by_their_names(start: StartSimulated) -> None:
     adapters = [{"name": "poet", "path": "/no/adapter"}]
     engine = start(model={"adapters": adapters})
-    cards = requests.get(f"{engine.url}/v1/models", timeout=TIMEOUT_S).json()["data"]
+    cards = requests.get(f"{engine.url}/v1/models", timeout=GUARD_S).json()["data"]
     assert [(card["id"], card["parent"]) for card in cards] == [("tiny", None), ("poet", "tiny")]
     answer = post(engine, COMPLETIONS, completion(3, model="poet")).json()
     assert answer["model"] == "poet"
-    engine.wait_for(lambda: entries(engine)[-1].adapter == "poet", "the entry", TIMEOUT_S)
+    engine.wait_for(lambda: entries(engine)[-1].adapter == "poet", "the entry", GUARD_S)
 
 
 def test_embeddings_are_served_by_a_pooling_engine(start: StartSimulated) -> None:
@@ -181,7 +181,7 @@ def test_embeddings_are_served_by_a_pooling_engine(start: StartSimulated) -> Non
     assert found[0]["usage"]["prompt_tokens"] == found[0]["usage"]["total_tokens"] > 3
     assert post(engine, COMPLETIONS, completion()).status_code == 404
     tokens = found[0]["usage"]["prompt_tokens"]
-    engine.wait_for(lambda: entries(engine)[-1].tokens.prompt == tokens, "the entry", TIMEOUT_S)
+    engine.wait_for(lambda: entries(engine)[-1].tokens.prompt == tokens, "the entry", GUARD_S)
 
 
 def test_an_api_key_is_needed_where_vllm_needs_it(start: StartSimulated) -> None:

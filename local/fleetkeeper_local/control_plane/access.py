@@ -110,7 +110,7 @@ class Access:
         *args: str,
         input: str | None = None,  # noqa: A002 - subprocess's own name for it
         kubeconfig: Path | None = None,
-        timeout_s: float = 120.0,
+        timeout_s: float = 400.0,
     ) -> str:
         """Run kubectl as the administrator (or with another kubeconfig) and return its output.
 

@@ -16,6 +16,7 @@ from fleetkeeper.reconcile.status.defect import plan_of_defect
 from fleetkeeper.reconcile.types import Defect
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.programs import program_path
+from tests.support.guards import GUARD_S
 from tests.support.plane.crds import install_crds
 from tests.support.reconcile.plan_cluster import settle, step
 from tests.support.reconcile.plan_world import act, new_world, plan_of, with_spec
@@ -37,7 +38,7 @@ def kstatus_of(*resources: dict[str, Any]) -> list[tuple[str, str]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=GUARD_S,
     )
     assert done.returncode == 0, done.stderr
     return [(found["status"], found["message"]) for found in json.loads(done.stdout)]

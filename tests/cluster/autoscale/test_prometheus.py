@@ -23,9 +23,9 @@ from tests.support.operators.operator_world import World, condition, operator_wo
 
 CALM_PER_S = 4.0
 BUSY_PER_S = 40.0
-SHOWN_S = 30.0
+SHOWN_S = 120.0
 """A lost Prometheus stands in the status within this; a started one is believed within this."""
-BACK_S = 10.0
+BACK_S = 60.0
 """Two scrapes and two ticks of a second each, and what a busy machine adds."""
 KILLS = 2
 

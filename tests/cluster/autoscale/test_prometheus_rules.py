@@ -26,6 +26,7 @@ from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.autoscale.engine_metrics import metrics_text
 from tests.support.autoscale.exporters import batch_text
 from tests.support.engine.engine_environment import free_port
+from tests.support.guards import GUARD_S
 
 EDGES = Edges(0.5, 0.05)
 SERVICES = [("team-a", "chat"), ("team-b", "code")]
@@ -123,7 +124,7 @@ class World:
         return copy
 
     async def _until_ready(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + GUARD_S
         async with ClientSession() as session:
             while time.monotonic() < deadline:
                 try:
@@ -183,7 +184,7 @@ async def until_complete(
     world: World, prometheus: Prometheus
 ) -> dict[tuple[str, str], list[PodSample]]:
     """The samples once every pod was scraped."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + GUARD_S
     while time.monotonic() < deadline:
         try:
             got = await observed(world, prometheus)
@@ -199,7 +200,7 @@ async def until_complete(
 
 async def until_none(world: World, prometheus: Prometheus) -> None:
     """Return once a target that fails has left no samples behind."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + GUARD_S
     while await observed(world, prometheus):
         assert time.monotonic() < deadline, "samples are left of a target that fails"
         await asyncio.sleep(0.3)
@@ -236,7 +237,7 @@ async def test_real_backlogs_have_their_scrape_time_and_end(world: World) -> Non
     other = PrometheusSettings(world.url, deadline_s=20.0, batch_selector='namespace="team-b"')
     pods = {(namespace, pod): EDGES for pod, (namespace, _) in world.services.items()}
     prometheus, elsewhere = (Prometheus(one) for one in (ours, other))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + GUARD_S
     try:
         await until_complete(world, prometheus)
         while not (found := (await prometheus.observe_samples(pods, time.time())).backlogs):
@@ -299,7 +300,7 @@ async def frozen_and_back(world: World, prometheus: Prometheus) -> None:
     os.kill(world.process.pid, signal.SIGSTOP)
     short = Prometheus(PrometheusSettings(world.url, deadline_s=1.0))
     with pytest.raises(PrometheusError):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GUARD_S):
             await observed(world, short)
     await short.close()
     os.kill(world.process.pid, signal.SIGCONT)

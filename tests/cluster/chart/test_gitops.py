@@ -16,6 +16,7 @@ from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.chart.helm_chart import CHART, HelmError, only, rendered
+from tests.support.guards import GUARD_S
 from tests.support.plane.crds import install_crds
 
 pytestmark = pytest.mark.exhaustive  # about Flux and Argo CD, and examples for them
@@ -32,7 +33,7 @@ def kustomized(directory: Path) -> list[Manifest]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=GUARD_S,
     )
     return [item for item in yaml.safe_load_all(done.stdout) if item]
 

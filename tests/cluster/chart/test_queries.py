@@ -29,13 +29,12 @@ from tests.support.chart.shipped_queries import (
     shown,
     variables,
 )
+from tests.support.guards import GUARD_S
 
 NAMESPACE: Final = "team-a"
 SERVICE: Final = "chat"
 OPERATOR: Final = "fleetkeeper-system"
 OURS: Final = f'service_namespace="{NAMESPACE}", inference_service="{SERVICE}"'
-GUARD_S: Final = 120.0
-"""For Prometheus to start and scrape each target three times."""
 
 
 class Prometheus:

@@ -34,11 +34,11 @@ from tests.support.console.console_fleet import (
 )
 from tests.support.console.console_history import prometheus_of_a_day
 from tests.support.console.console_page import ConsolePage
+from tests.support.guards import GUARD_S
 
 SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 SIZES: Final = {"wide": (1440, 1000), "narrow": (320, 800)}
 RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-GUARD_S = 120.0
 
 
 @pytest.fixture(scope="session")

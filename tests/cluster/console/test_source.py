@@ -13,10 +13,9 @@ from fleetkeeper.console.documents import Document, fleet_document
 from fleetkeeper.console.samples import Sampler, Samples
 from fleetkeeper.fleet.source import FleetSource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import service
 from tests.support.plane.crds import install_crds
-
-GUARD_S = 120.0
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_kube.bounds import ANSWER_BYTES
 from fleetkeeper_kube.errors import NotTaken
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, condition, operator_world, service
 
 Live = dict[str, Any]
@@ -100,7 +101,7 @@ async def test_a_service_with_an_object_too_large_to_read_is_held_and_others_are
     }
     with pytest.raises(NotTaken):  # the answer to a test's client is as large
         await world.client.request(
-            "POST", CONFIG_MAP.path(world.namespace), body=body, timeout_s=30
+            "POST", CONFIG_MAP.path(world.namespace), body=body, timeout_s=GUARD_S
         )
     await world.until(
         "held", lambda: condition(world.fis(), "Stalled").get("reason") == "UnreadableObject"
@@ -162,7 +163,7 @@ async def test_objects_that_cannot_be_decoded_stop_neither_a_start_nor_a_watch(
             create_deep(world, space, service("later", paused=True))
             await world.change(replicas=2)
             await world.ready()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(GUARD_S):
                 while await operator.metric("fleetkeeper_unreadable_objects") != 3.0:
                     assert operator.alive, operator.log.read_text()[-3000:]
                     await asyncio.sleep(0.2)

@@ -71,6 +71,6 @@ async def test_renewals_go_on_while_the_server_answers_429_to_all_else(world: Wo
         seen = await _renewals(world, RENEWALS)
         proxy.limit(spare=None)
         for name in NAMES:
-            await world.until(f"{name} scaled", partial(_has_replicas, world, name, 2), 120)
+            await world.until(f"{name} scaled", partial(_has_replicas, world, name, 2))
         assert len(seen) == 1, "the leader changed"
         assert operator.alive

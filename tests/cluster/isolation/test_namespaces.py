@@ -16,12 +16,11 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import World, operator_world, service
 from tests.support.plane.watch_proxy import WatchProxy
 
-PATIENCE_S = 150.0
-"""Longer than the back-off of a namespace that was refused, several times."""
 SHORT_PAUSES = {
     "fleetkeeper_kube.reflector.MAX_DENIED_PAUSE_S": 2.0,
     "runtime.namespaces.MAX_PAUSE_S": 2.0,
@@ -74,7 +73,7 @@ async def worlds(control_plane: ControlPlane) -> AsyncIterator[Worlds]:
 async def _metric(operator: OperatorProcess, name: str, holds: Callable[[float], bool]) -> None:
     """Wait until a metric's value is as wanted."""
     value = None
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(GUARD_S):
         while value is None or not holds(value):
             assert operator.alive, operator.log.read_text()[-3000:]
             await asyncio.sleep(0.1)
@@ -88,7 +87,7 @@ async def _unreadable(operator: OperatorProcess, count: int) -> None:
 async def _said(operator: OperatorProcess, words: str, **fields: str) -> None:
     """Wait until the operator has logged this event with these fields."""
     wanted = {"event": words, **fields}.items()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(GUARD_S):
         while not any(wanted <= line.items() for line in _log(operator)):
             assert operator.alive, operator.log.read_text()[-3000:]
             await asyncio.sleep(0.2)
@@ -115,7 +114,7 @@ async def _serves(world: World, replicas: int) -> None:
     """Change the service and wait until its Deployment follows."""
     await world.change(replicas=replicas)
     await world.until(
-        f"scaled to {replicas}", lambda: _replicas(world) == replicas, timeout_s=PATIENCE_S
+        f"scaled to {replicas}", lambda: _replicas(world) == replicas, timeout_s=GUARD_S
     )
 
 
@@ -140,7 +139,7 @@ async def test_a_namespace_that_may_not_be_read_at_the_start_stops_no_other(
     await _unreadable(operator, 1)
     assert other.get("Deployment", "chat") is None
     worlds.bind()
-    await other.until("served", lambda: other.get("Deployment", "chat"), timeout_s=PATIENCE_S)
+    await other.until("served", lambda: other.get("Deployment", "chat"), timeout_s=GUARD_S)
     await other.ready()
     await _unreadable(operator, 0)
     assert operator.alive
@@ -176,7 +175,7 @@ async def test_a_namespace_whose_rights_are_taken_away_is_held_until_they_are_ba
     if ends:
         await _said(operator, "watch of services ended", namespace=other.namespace)
     worlds.bind()
-    await other.until("served again", lambda: _replicas(other) == 3, timeout_s=PATIENCE_S)
+    await other.until("served again", lambda: _replicas(other) == 3, timeout_s=GUARD_S)
     await _unreadable(operator, 0)
     await _serves(good, 1)
     said = [line["event"] for line in _log(operator)]
@@ -193,7 +192,7 @@ async def test_a_namespace_that_is_deleted_and_made_again_is_served_again(worlds
         await world.create(service(replicas=1))
         await world.ready()
     plane = good.plane
-    await asyncio.to_thread(plane.kubectl, "delete", "namespace", other.namespace, "--timeout=120s")
+    await asyncio.to_thread(plane.kubectl, "delete", "namespace", other.namespace, "--timeout=400s")
     worlds.authorize_again()
     await _unreadable(operator, 1)
     await _serves(good, 2)
@@ -202,7 +201,7 @@ async def test_a_namespace_that_is_deleted_and_made_again_is_served_again(worlds
     plane.kubectl("create", "namespace", other.namespace)
     worlds.bind()
     await other.create(service(replicas=1))
-    await other.until("served", lambda: other.get("Deployment", "chat"), timeout_s=PATIENCE_S)
+    await other.until("served", lambda: other.get("Deployment", "chat"), timeout_s=GUARD_S)
     await other.ready()
     await _unreadable(operator, 0)
     await _serves(good, 1)
@@ -231,4 +230,4 @@ async def test_an_operator_that_may_read_no_namespace_at_all_ends(worlds: Worlds
     good = worlds.good
     good.plane.kubectl("-n", good.namespace, "delete", "rolebinding", "test-operator")
     operator = worlds.operator()
-    assert await operator.ended(PATIENCE_S) == 2
+    assert await operator.ended(GUARD_S) == 2

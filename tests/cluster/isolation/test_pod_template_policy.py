@@ -20,6 +20,7 @@ from fleetkeeper.reconcile.context import default_context
 from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.chart.helm_chart import rendered
+from tests.support.guards import GUARD_S
 from tests.support.plane.dry_run import refusal
 from tests.support.plane.plane_state import claim_namespace
 from tests.support.reconcile.golden_services import CASES
@@ -82,7 +83,7 @@ class Account:
 
     def enforced(self) -> None:
         """Wait until the policy is in force: the API server says nowhere when it is."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + GUARD_S
         while "denied request" not in self.says(deployment({"spec": {"volumes": HOST_PATH["/"]}})):
             assert time.monotonic() < end, "the policy is not in force"
             time.sleep(0.2)

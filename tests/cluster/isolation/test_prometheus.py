@@ -23,12 +23,12 @@ from fleetkeeper_local.control_plane.programs import program_path
 from tests.support.autoscale.control_cases import sample
 from tests.support.autoscale.engine_metrics import metrics_text
 from tests.support.chart.helm_chart import CHART, rendered
+from tests.support.guards import GUARD_S
 
 ROOT = Path(__file__).parents[3]
 EDGES = Edges(0.5, 0.05)
 MANY = 10_000
 MEGABYTE = 1 << 20
-PATIENCE_S = 120.0
 CHAT, CODE, EVIL = ("team-a", "chat-0"), ("team-b", "code-0"), ("evil", "evil-0")
 LIMITED = ("evil", "evil-1")
 PODS = dict.fromkeys((CHAT, CODE, EVIL, LIMITED), EDGES)
@@ -171,7 +171,7 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
 
 async def until_value(address: str, query: str, value: float) -> None:
     """Waits until a query has this value."""
-    async with asyncio.timeout(PATIENCE_S), ClientSession() as session:
+    async with asyncio.timeout(GUARD_S), ClientSession() as session:
         while True:
             try:
                 async with session.get(
@@ -187,7 +187,7 @@ async def until_value(address: str, query: str, value: float) -> None:
 
 async def observed(address: str, selector: str = "") -> PrometheusReading:
     """What the operator reads of the pods."""
-    settings = PrometheusSettings(address, deadline_s=PATIENCE_S, selector=selector)
+    settings = PrometheusSettings(address, deadline_s=GUARD_S, selector=selector)
     prometheus = Prometheus(settings)
     try:
         return await prometheus.observe_samples(PODS, time.time(), step_class="decode")

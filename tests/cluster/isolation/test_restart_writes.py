@@ -14,11 +14,11 @@ from fleetkeeper.adapters.kubernetes.resources import EVENT
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
 from tests.support.autoscale.control_world import SHORT_TICKS
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 
 NAMES = tuple(f"chat-{number:02}" for number in range(5))
-PATIENCE_S = 180.0
 RATE_S = 6.0
 WARM_UP_S = 5.0
 WAITS = {
@@ -40,7 +40,7 @@ async def world(control_plane: ControlPlane) -> AsyncIterator[World]:
 
 async def judged(operator: OperatorProcess) -> None:
     """Waits until the control loop of this process has ticked often enough to judge every service."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(GUARD_S):
         while (await operator.metric("fleetkeeper_tick_seconds_count") or 0.0) < JUDGED_TICKS:
             assert operator.alive
             await asyncio.sleep(0.5)
@@ -56,7 +56,7 @@ async def grown(world: World) -> None:
         await world.create(service(name))
     await world.ready(*NAMES)
     assert await operator.stop() == 0
-    await world.until("pods are grown", lambda: all(map(_is_grown, _pods(world))), PATIENCE_S)
+    await world.until("pods are grown", lambda: all(map(_is_grown, _pods(world))), GUARD_S)
 
 
 def _pods(world: World) -> list[Live]:
@@ -100,10 +100,10 @@ async def test_a_restart_without_metrics_writes_nothing_and_the_fleet_was_told_o
             {condition(world.fis(name), "Degraded").get("reason") for name in NAMES}
             == {"ControlBreakerOpen"}
         ),
-        PATIENCE_S,
+        GUARD_S,
     )
     lease = {("Lease", "ControlBreakerOpen"): 1, ("Lease", "PrometheusLost"): 1}
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(GUARD_S):
         while (events := await told(world)) != lease:
             assert len(events) <= len(lease), events
             await asyncio.sleep(0.5)

@@ -20,6 +20,7 @@ from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_kube.errors import NotTaken
 from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, is_ready, operator_world, service
 
 ROOT = Path(__file__).parents[3]
@@ -140,7 +141,9 @@ async def fill(world: World, spaces: list[str], hard: dict[str, int]) -> dict[st
     async def work() -> None:
         for resource, space, body in waiting:
             with suppress(NotTaken):  # an object that is too large is there all the same
-                await world.client.request("POST", resource.path(space), body=body, timeout_s=60)
+                await world.client.request(
+                    "POST", resource.path(space), body=body, timeout_s=GUARD_S
+                )
 
     async with asyncio.TaskGroup() as group:
         for _ in range(4):
@@ -172,7 +175,7 @@ async def test_a_full_quota_of_the_largest_objects_in_many_namespaces_fits_the_m
         with world.cluster_rights():
             operator = await world.operator(env=everywhere).start().leads()
             await world.create(service(replicas=1))
-            await world.until("ready", lambda: is_ready(world.fis()), 240)
+            await world.until("ready", lambda: is_ready(world.fis()))
             services = filled["count/inferenceservices.fleetkeeper.io"]
             async with asyncio.timeout(240):
                 while (await operator.metric("fleetkeeper_services") or 0) < services + 1:
@@ -186,10 +189,10 @@ async def test_a_full_quota_of_the_largest_objects_in_many_namespaces_fits_the_m
                         resource.path(space, "large-1"),
                         body=change,
                         content_type="application/merge-patch+json",
-                        timeout_s=60,
+                        timeout_s=GUARD_S,
                     )
             await world.change(replicas=2)
-            await world.until("ready", lambda: is_ready(world.fis()), 240)
+            await world.until("ready", lambda: is_ready(world.fis()))
             peak = operator.peak_bytes() / 1024**2
             print(f"quota {hard}, filled {filled}, {NAMESPACES} namespaces: peak {peak:.0f} MiB")
             assert operator.alive

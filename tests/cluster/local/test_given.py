@@ -13,6 +13,7 @@ import yaml
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.ports import free_ports
+from tests.support.guards import GUARD_S
 
 pytestmark = pytest.mark.exhaustive
 
@@ -23,7 +24,7 @@ def local(*arguments: object) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=GUARD_S,
         env={**os.environ, "TERM": "dumb"},
     )
 

@@ -105,9 +105,7 @@ async def test_a_crash_at_any_write_leaves_no_trace(
         names.append(name)
         operator.start(KILL_AT=f"{name}:{number}:{point}")
         await world.create(_service(name, routing))
-        await world.until(
-            f"{name} crashed or ready", partial(_is_over, world, operator, name), timeout_s=90
-        )
+        await world.until(f"{name} crashed or ready", partial(_is_over, world, operator, name))
         if operator.alive:  # the last writes come after the service is ready
             await world.quiet()
         crashes += not operator.alive

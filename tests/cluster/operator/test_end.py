@@ -35,7 +35,7 @@ async def test_a_namespace_ends_with_all_that_is_in_it(world: World, runs: bool)
     if not runs:
         operator.kill()
     world.plane.kubectl("delete", "namespace", world.namespace, "--wait=false")
-    await world.until("namespace gone", partial(_is_gone, world.plane, world.namespace), 120)
+    await world.until("namespace gone", partial(_is_gone, world.plane, world.namespace))
     await world.until("both gone", lambda: world.fis() is None and world.fis("other") is None)
 
 
@@ -69,6 +69,6 @@ async def test_one_operator_serves_all_namespaces(world: World) -> None:
             ),
         )
         plane.kubectl("delete", "namespace", other, "--wait=false")
-        await world.until("namespace gone", partial(_is_gone, plane, other), 120)
+        await world.until("namespace gone", partial(_is_gone, plane, other))
         assert operator.alive
         assert is_ready(world.fis())

@@ -156,13 +156,13 @@ async def test_engines_that_demand_nothing_are_reported_until_they_do(
         def reason(name: str) -> object:
             return condition(world.fis(name), "Degraded").get("reason")
 
-        await world.until("reported", lambda: reason("old") == "GrantsNotDemanded", 120.0)
+        await world.until("reported", lambda: reason("old") == "GrantsNotDemanded")
         (pod,) = engines.pods("old")
         assert pod["metadata"]["name"] in condition(world.fis("old"), "Degraded")["message"]
         assert reason("new") == "AsExpected"
         assert await world.wait_for_event("old", "Warning", "without a grant")
         engines.demand_grants.add("old")
-        await world.until("cleared", lambda: reason("old") == "AsExpected", 120.0)
+        await world.until("cleared", lambda: reason("old") == "AsExpected")
 
 
 async def test_an_access_that_nobody_knows_is_refused_by_the_api_server(world: World) -> None:

@@ -12,11 +12,10 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_process import STOCK
 from tests.support.operators.operator_world import World, operator_world, service
 
-FAILOVER_S = 120.0
-"""32 s by these operators: 30 s of lease, 2 s to the next attempt; a busy machine gets more than thrice that."""
 IS_READY = ('inference_service="chat"', 'type="Ready"', 'status="true"')
 LONG_LEASE = {
     "FLEETKEEPER_LEADER__DURATION_S": "240",
@@ -63,14 +62,14 @@ async def test_a_standby_takes_over_from_a_dead_leader(world: World) -> None:
     await world.until(
         "scaled by the standby",
         lambda: (world.get("Deployment", "chat") or {})["spec"]["replicas"] == 2,
-        timeout_s=FAILOVER_S,
+        timeout_s=GUARD_S,
     )
     print(f"failover in {loop.time() - began:.1f} s")
     assert _holder(world) == "b"
     assert world.accepted_writes(mark)["deployments"] == 1
     assert await standby.metric("fleetkeeper_service_condition", *IS_READY) is not None
     await world.delete(INFERENCE_SERVICE, "chat")
-    async with asyncio.timeout(FAILOVER_S):
+    async with asyncio.timeout(GUARD_S):
         while await standby.metric("fleetkeeper_service_condition") is not None:
             assert standby.alive, standby.log.read_text()[-2000:]
             await asyncio.sleep(0.1)
@@ -99,7 +98,7 @@ async def test_a_stopped_leader_sends_no_write_when_it_wakes(world: World) -> No
     await world.quiet()
     await _stands_by(world, "b")
     first.signal(signal.SIGSTOP)
-    await world.processes[1].leads(timeout_s=FAILOVER_S)
+    await world.processes[1].leads(timeout_s=GUARD_S)
     await world.quiet()
     # What the old leader finds when it wakes wants a write: the change comes while it sleeps.
     world.processes[1].signal(signal.SIGSTOP)

@@ -173,7 +173,7 @@ async def test_a_deleted_deployment_comes_back(changed: Fleet) -> None:
     def uid() -> str:
         return str((world.get("Deployment", "lost") or {}).get("metadata", {}).get("uid", before))
 
-    await world.until("deployment back", lambda: uid() != before, timeout_s=20)
+    await world.until("deployment back", lambda: uid() != before)
     await world.ready("lost")
 
 

@@ -53,7 +53,7 @@ async def test_an_autoscaler_on_the_scale_subresource_is_followed(world: World) 
         },
     }
     world.plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(hpa))
-    await world.until("the autoscaler's minimum", lambda: replicas(world) == 2, 90)
+    await world.until("the autoscaler's minimum", lambda: replicas(world) == 2)
     await world.until("2 ready", lambda: (world.fis() or {})["status"].get("readyReplicas") == 2)
     await world.quiet(3.0)
     written = world.accepted_writes(mark)

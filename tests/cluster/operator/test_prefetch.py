@@ -17,6 +17,7 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, POD
 from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, condition, operator_world, service
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -111,13 +112,13 @@ async def end_pod(world: World, phase: str, exit_code: int, message: str = "") -
         POD.path(world.namespace, job_pod(world), "status"),
         body={"status": status},
         content_type="application/merge-patch+json",
-        timeout_s=30,
+        timeout_s=GUARD_S,
     )
 
 
 async def until_pods(world: World, number: int) -> None:
     """Wait until the Jobs have this number of pods."""
-    await world.until(f"{number} pods", lambda: len(job_pods(world)) == number, 120)
+    await world.until(f"{number} pods", lambda: len(job_pods(world)) == number)
 
 
 async def until_reason(world: World, kind: str, reason: str, timeout_s: float = 60.0) -> None:

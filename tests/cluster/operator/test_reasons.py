@@ -199,7 +199,7 @@ async def _end_a_kept_namespace(world: World) -> None:
         await world.until("policy in force", partial(_is_kept, world))
         world.plane.kubectl("delete", "namespace", world.namespace, "--wait=false")
         await not_ready(world, "chat", "NamespaceTerminating", "namespace is being deleted")
-    await world.until("all gone", lambda: world.fis() is None and not world.children(), 90)
+    await world.until("all gone", lambda: world.fis() is None and not world.children())
 
 
 def _is_kept(world: World) -> bool:

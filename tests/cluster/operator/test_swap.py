@@ -32,7 +32,7 @@ async def with_one_replica(world: World) -> OperatorProcess:
     rollout = {"startupSeconds": 60, "strategy": "Surge"}
     await world.create(service(access="Gateway", replicas=1, rollout=rollout))
     await world.ready()
-    await world.until("ready for long enough", lambda: ready_for_s(world) > GOOD_AFTER_S + 2, 90)
+    await world.until("ready for long enough", lambda: ready_for_s(world) > GOOD_AFTER_S + 2)
     return operator
 
 
@@ -116,7 +116,7 @@ async def test_a_revision_that_no_node_fits_returns_within_the_same_swap(world: 
     await world.change(placement={"nodeSelector": {"no": "such-node"}})
     await world.until("swapping", lambda: is_swapping(world))
     await world.until("written", lambda: template(world) != good)
-    await world.until("back", lambda: template(world) == good, 120)
+    await world.until("back", lambda: template(world) == good)
     assert is_swapping(world)
     await world.until("awake", lambda: is_awake(world))
     await world.until(

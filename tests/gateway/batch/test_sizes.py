@@ -17,7 +17,6 @@ import openai
 import pytest
 
 from tests.support.batch.batch_process import (
-    PATIENCE_S,
     BatchSurroundings,
     batch_surroundings,
     ended,
@@ -29,6 +28,7 @@ from tests.support.batch.batch_process import (
 )
 from tests.support.batch.batch_tree import SAMPLE_S, a_worker, stopped, tree_of, watched_memory
 from tests.support.batch.poisoned_batch import COMMAND, POISON
+from tests.support.guards import GUARD_S
 from tests.support.lanes import keep_first
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -190,7 +190,7 @@ async def test_of_two_finalizers_one_counts(world: BatchSurroundings) -> None:
 
 async def until_status(client: openai.AsyncOpenAI, batch_id: str, *wanted: str) -> None:
     """Wait until a batch has one of these statuses."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(GUARD_S):
         while (await client.batches.retrieve(batch_id)).status not in wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from fleetkeeper_gateway.hold import Hold
-from tests.gateway.http.world import GUARD_S, World
+from tests.gateway.http.world import World
+from tests.support.guards import GUARD_S
 
 
 def hold_of(world: World, **changes: Any) -> Hold:

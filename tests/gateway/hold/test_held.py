@@ -18,7 +18,6 @@ from fleetkeeper_gateway.interfaces import Key, LimitRefused, Service
 from tests.gateway.hold.held import ask, held, hold_of
 from tests.gateway.http.world import (
     AUTHORIZATION,
-    GUARD_S,
     KEY,
     StandIn,
     World,
@@ -27,6 +26,7 @@ from tests.gateway.http.world import (
     head,
     service,
 )
+from tests.support.guards import GUARD_S
 
 LINE = f"Bearer batch.{KEY.id}.signed"
 """Token of the batch process on behalf of a key."""

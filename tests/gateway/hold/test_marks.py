@@ -20,8 +20,9 @@ from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_gateway.hold import metrics
 from fleetkeeper_gateway.hold.marks import REPEAT_S, WakeMarks
 from fleetkeeper_kube.credentials import Credentials
-from tests.gateway.http.world import GUARD_S, MemoryServices, asleep, service
+from tests.gateway.http.world import MemoryServices, asleep, service
 from tests.support.gateway.gateway_api import CONFIG_MAPS, ApiStandIn, config_map
+from tests.support.guards import GUARD_S
 
 PLACE = ("fleetkeeper", "wake-marks")
 CHAT = service(sleep=asleep(7))

@@ -33,6 +33,7 @@ from tests.support.gateway.scripted_service import (
     serving,
     waits,
 )
+from tests.support.guards import GUARD_S
 from tests.support.lanes import keep_first
 
 REQUESTS: Final = 100
@@ -42,7 +43,6 @@ ROUNDS: Final = 3
 MOST_RATIO: Final = 2.0
 SLACK_S: Final = 0.75
 """An attack that is not bounded takes more."""
-PATIENCE_S: Final = 120.0
 OTHER_NAMESPACE: Final = "team-b"
 OTHER_MODEL: Final = "waiting"
 PROMPT: Final = "word " * 3_000
@@ -147,7 +147,7 @@ class Tenant:
 
     async def until(self, outcomes: int) -> None:
         """Wait for so many outcomes."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(GUARD_S):
             while self.outcomes < outcomes:
                 self._moved.clear()
                 await self._moved.wait()

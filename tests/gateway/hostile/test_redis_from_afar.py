@@ -15,7 +15,8 @@ from fleetkeeper_contract import client_keys
 from fleetkeeper_gateway.limits import Timing
 from tests.support.gateway.gateway_api import key_secret
 from tests.support.gateway.gateway_process import GatewayProcess
-from tests.support.gateway.gateway_surroundings import NAMESPACE, PATIENCE_S, Surroundings, new_key
+from tests.support.gateway.gateway_surroundings import NAMESPACE, Surroundings, new_key
+from tests.support.guards import GUARD_S
 from tests.support.services.redis_server import RedisServer, RedisTls, redis_server
 from tests.support.services.slow_proxy import SlowProxy
 
@@ -148,7 +149,7 @@ async def test_limits_hold_while_redis_is_slow(world: Surroundings) -> None:
 def counted_names(server: RedisServer, password: str) -> list[str]:
     """Return what the server holds of the key's limits."""
     client = redis.Redis(
-        port=server.port, password=password, socket_timeout=PATIENCE_S, decode_responses=True
+        port=server.port, password=password, socket_timeout=GUARD_S, decode_responses=True
     )
     with client:
         return [str(name) for name in client.scan_iter("fleetkeeper:limits:{client/*")]
@@ -178,7 +179,7 @@ async def test_redis_is_reached_by_tls_with_a_password_that_changes(
         await gateway.until(counted, "no request is counted in Redis")
         # The Secret changes: the file first, then the server, which ends its connections.
         password.write_text("canary-second\n")
-        admin = redis.Redis(port=server.port, password="canary-first", socket_timeout=PATIENCE_S)
+        admin = redis.Redis(port=server.port, password="canary-first", socket_timeout=GUARD_S)
         with admin:
             admin.config_set("requirepass", "canary-second")
             admin.client_kill_filter(_type="normal", skipme=True)

@@ -7,7 +7,8 @@ import aiohttp
 import pytest
 import uvloop
 
-from tests.gateway.http.world import GUARD_S, StandIn, World
+from tests.gateway.http.world import StandIn, World
+from tests.support.guards import GUARD_S
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

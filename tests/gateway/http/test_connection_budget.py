@@ -13,7 +13,8 @@ from prometheus_client import REGISTRY
 
 from fleetkeeper_gateway import serve
 from fleetkeeper_gateway.http.connections.budget import ConnectionBudget
-from tests.gateway.http.world import AUTHORIZATION, GUARD_S, World, chat, head
+from tests.gateway.http.world import AUTHORIZATION, World, chat, head
+from tests.support.guards import GUARD_S
 from tests.support.lanes import examples
 
 BODY = chat()

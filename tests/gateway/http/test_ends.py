@@ -22,7 +22,6 @@ from fleetkeeper_gateway.server import CannotStart
 from tests.gateway.http.world import (
     AUTHORIZATION,
     CHAT,
-    GUARD_S,
     PROMPT,
     SECRET,
     StandIn,
@@ -30,6 +29,7 @@ from tests.gateway.http.world import (
     chat,
     head,
 )
+from tests.support.guards import GUARD_S
 
 
 class Stream:

@@ -11,7 +11,8 @@ import pytest
 
 from fleetkeeper_gateway.http import exchange
 from fleetkeeper_gateway.http.connections import refused_bytes
-from tests.gateway.http.world import GUARD_S, World, chat, head, service
+from tests.gateway.http.world import World, chat, head, service
+from tests.support.guards import GUARD_S
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 CHUNKED = (

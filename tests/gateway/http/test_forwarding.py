@@ -15,7 +15,6 @@ from fleetkeeper_gateway.http.paths import INFERENCE, SENT_AS
 from tests.gateway.http.world import (
     AUTHORIZATION,
     CHAT,
-    GUARD_S,
     PROMPT,
     SECRET,
     World,
@@ -23,6 +22,7 @@ from tests.gateway.http.world import (
     head,
     service,
 )
+from tests.support.guards import GUARD_S
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -16,7 +16,8 @@ from fleetkeeper_gateway.http.connections.refused_bytes import (
 )
 from fleetkeeper_gateway.http.errors import Refusal
 from fleetkeeper_gateway.interfaces import Key, LimitRefused
-from tests.gateway.http.world import AUTHORIZATION, GUARD_S, World, chat, head
+from tests.gateway.http.world import AUTHORIZATION, World, chat, head
+from tests.support.guards import GUARD_S
 
 UNKNOWN = json.dumps({"model": "no-such-model", "prompt": "x" * 20_000}).encode()
 HALF = head(f"Content-Length: {len(UNKNOWN)}") + UNKNOWN[:100]

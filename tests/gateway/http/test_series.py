@@ -9,7 +9,8 @@ from aiohttp import web
 from prometheus_client import REGISTRY
 
 from fleetkeeper_gateway import serve
-from tests.gateway.http.world import GUARD_S, World, service
+from tests.gateway.http.world import World, service
+from tests.support.guards import GUARD_S
 
 NAME = "fleetkeeper_gateway_requests_total"
 

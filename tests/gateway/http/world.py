@@ -31,9 +31,8 @@ from fleetkeeper_gateway.interfaces import (
     Sleeping,
 )
 from fleetkeeper_gateway.serve import Addresses, Signals, serve
+from tests.support.guards import GUARD_S
 
-GUARD_S: Final = 90.0
-"""Time after which a wait counts as hanging."""
 SECRET: Final = "fk_the-secret-of-the-test"
 AUTHORIZATION: Final = f"Bearer {SECRET}"
 PROMPT: Final = "the-prompt-of-the-test"

@@ -16,11 +16,10 @@ from fleetkeeper_gateway.kubernetes.settings import load_credentials
 from fleetkeeper_gateway.kubernetes.watch import ObjectName, Watch
 from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.credentials import Credentials, NoCredentials
+from tests.support.guards import GUARD_S
 from tests.support.plane.api_proxy import failure
 from tests.support.plane.list_watch_server import serving, thing
 from tests.support.plane.loopback_api import answering
-
-PATIENCE_S = 60.0
 
 
 class Copy:
@@ -47,7 +46,7 @@ class Copy:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until the copy is as wanted."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(GUARD_S):
             while not holds():
                 self._changed.clear()
                 await self._changed.wait()
@@ -138,7 +137,7 @@ async def test_an_object_that_cannot_be_decoded_or_named_hides_no_other() -> Non
     async with answering(handler) as credentials, watching(credentials) as (copy, watch):
         await copy.until(lambda: copy.objects.keys() == {"first", "deep", "last"})
         assert "data" not in copy.objects["deep"]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(GUARD_S):
             await watch.reflectors[0].synced.wait()
 
 

@@ -26,10 +26,10 @@ from fleetkeeper_gateway.interfaces import Demand, Key, LimitRefused, TierLimits
 from fleetkeeper_gateway.limits import LimitSettings, create_limiter
 from tests.support.engine.engine_environment import free_port
 from tests.support.gateway.usage_engine import Engine, an_engine
+from tests.support.guards import GUARD_S
 from tests.support.plane.list_watch_server import ListWatchServer
 from tests.support.services.redis_server import redis_server
 
-GUARD_S = 120.0
 PROGRAM = Path(sys.executable).with_name("fleetkeeper-gateway")
 pytestmark = pytest.mark.timeout(600)
 

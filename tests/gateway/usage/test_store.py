@@ -23,9 +23,9 @@ from tests.support.gateway.usage_ledgers import (
     some_ledgers,
     whole,
 )
+from tests.support.guards import GUARD_S
 
 HOUR = 3600.0
-GUARD_S = 60.0
 
 
 def test_every_prefix_of_a_file_is_a_state_to_continue_from(tmp_path: Path) -> None:

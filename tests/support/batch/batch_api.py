@@ -25,9 +25,8 @@ from tests.support.batch.batch_memory import (
     MemoryKeys,
     MemoryObjects,
 )
+from tests.support.guards import GUARD_S
 
-GUARD_S: Final = 90.0
-"""Time after which a wait counts as hanging."""
 CHAT: Final = "/v1/chat/completions"
 
 

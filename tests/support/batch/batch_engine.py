@@ -29,7 +29,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-GUARD_S = 120.0
+from tests.support.guards import GUARD_S
 
 
 class Engine:
@@ -132,7 +132,7 @@ class BatchEngine:
         offset = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                (sys.executable, __file__, str(self.port), str(self.most), str(self.deaths)),
+                (sys.executable, "-m", __name__, str(self.port), str(self.most), str(self.deaths)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

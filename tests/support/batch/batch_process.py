@@ -19,10 +19,10 @@ from tests.support.batch.batch_engine import BatchEngine
 from tests.support.gateway.gateway_api import KEYS_NAMESPACE, ApiStandIn, key_secret, service
 from tests.support.gateway.gateway_process import ENTRY, GatewayProcess, write_grant_keys
 from tests.support.gateway.gateway_surroundings import GENEROUS, MODEL, NAMESPACE, new_key
+from tests.support.guards import GUARD_S
 from tests.support.services.redis_server import RedisServer, ensure_redis
 
 ENDPOINT: Final = "/v1/completions"
-PATIENCE_S: Final = 240.0
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 FAILURES: Final = (openai.APIError, OSError)
 """What a client meets while processes are killed."""
@@ -116,7 +116,7 @@ def line(number: int, **fields: Any) -> dict[str, Any]:
 
 async def until_engine(engine: BatchEngine, what: str, least: int) -> None:
     """Wait until an engine has `answered` so many requests, or has so many `running`."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(GUARD_S):
         while await engine.asked(what) < least:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.1)
 
@@ -139,9 +139,7 @@ async def submit(
     return str(batch.id)
 
 
-async def ended(
-    client: openai.AsyncOpenAI, batch_id: str, *, patience_s: float = PATIENCE_S
-) -> Any:
+async def ended(client: openai.AsyncOpenAI, batch_id: str, *, patience_s: float = GUARD_S) -> Any:
     """Wait until a batch has ended, and return it."""
     async with asyncio.timeout(patience_s):
         while True:

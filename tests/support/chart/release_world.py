@@ -24,7 +24,7 @@ from fleetkeeper_local.release.publish import Release, publish
 from fleetkeeper_local.release.sign import Signer
 
 NEEDED: Final = {"docker-registry": "docker-registry", "skopeo": "skopeo", "zstd": "zstd"}
-READY_S: Final = 60
+READY_S: Final = 400
 UPSTREAM: Final = "vllm/vllm-openai:v0.32.0"
 AUTHOR: Final = ("-c", "user.name=Test", "-c", "user.email=test@example.com")
 

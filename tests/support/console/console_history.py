@@ -18,10 +18,10 @@ from aiohttp import ClientError, ClientSession
 from fleetkeeper.fleet.view import ServiceKey
 from fleetkeeper_local.control_plane.ports import free_ports
 from fleetkeeper_local.control_plane.programs import program_path
+from tests.support.guards import GUARD_S
 
 DAY_S: Final = 86_400.0
 SAMPLE_S: Final = 60.0
-GUARD_S: Final = 120.0
 LABELS: Final = {
     "OURS": 'service_namespace="{}",inference_service="{}"',
     "ENGINE": 'namespace="{}",inference_service="{}",pod="chat-0"',

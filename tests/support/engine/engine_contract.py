@@ -21,10 +21,10 @@ import requests
 from fleetkeeper_engine.shm.ledger import FILE as LEDGER_FILE
 from fleetkeeper_engine.shm.ledger import Entry, LedgerReader, Tokens
 from tests.support.engine.supervised_engine import RunningEngine
+from tests.support.guards import GUARD_S
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 CONVERSATION = [{"role": "user", "content": "Hello there"}]
-TIMEOUT_S = 120.0
 IDLE_S = 7.0
 """By default vLLM closes an idle connection after 5 s."""
 USAGE = {
@@ -68,7 +68,7 @@ READ_BY_US = (
 
 def post(engine: RunningEngine, path: str, body: object, **more: Any) -> requests.Response:
     """Send a request with its own connection: the session's are not for several threads."""
-    return requests.post(f"{engine.url}{path}", json=body, timeout=TIMEOUT_S, **more)
+    return requests.post(f"{engine.url}{path}", json=body, timeout=GUARD_S, **more)
 
 
 def completion(tokens: int = 4, **fields: object) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def next_entries(engine: RunningEngine, known: int, count: int) -> list[Entry]:
     engine.wait_for(
         lambda: len(entries(engine)) >= known + count,
         f"entries {known} to {known + count}",
-        TIMEOUT_S,
+        GUARD_S,
     )
     found = entries(engine)[known:]
     assert len(found) == count
@@ -145,9 +145,9 @@ def quiet(engine: RunningEngine) -> None:
         found = engine.metrics()
         return not any(found.get(name, 0.0) for name in names)
 
-    engine.wait_for(is_quiet, "an engine without work", TIMEOUT_S)
+    engine.wait_for(is_quiet, "an engine without work", GUARD_S)
     # The event loop enters a request right after it has sent the end of its answer: before this one.
-    requests.get(f"{engine.url}/health", timeout=TIMEOUT_S)
+    requests.get(f"{engine.url}/health", timeout=GUARD_S)
 
 
 @contextmanager
@@ -169,7 +169,7 @@ class AnswersContract:
     """Whole answers: shapes, counts and texts."""
 
     def test_the_model_is_listed(self, engine: RunningEngine) -> None:
-        answer = engine.session.get(f"{engine.url}/v1/models", timeout=TIMEOUT_S)
+        answer = engine.session.get(f"{engine.url}/v1/models", timeout=GUARD_S)
         # An engine may also list adapters.
         (card,) = (card for card in answer.json()["data"] if card["id"] == "tiny")
         known = {
@@ -328,7 +328,7 @@ class StreamsContract:
     def test_an_idle_connection_stays_open(self, engine: RunningEngine) -> None:
         """A router closes it after 3 s, and may be seconds late: a request must not meet the engine's end of it."""
         address = urlsplit(engine.url)
-        connection = HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)
+        connection = HTTPConnection(str(address.hostname), address.port, timeout=GUARD_S)
         with closing(connection):
             for _ in range(2):
                 connection.request("GET", "/v1/models")

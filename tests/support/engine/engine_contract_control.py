@@ -16,7 +16,6 @@ from tests.support.engine.engine_contract import (
     CHAT,
     COMPLETIONS,
     READ_BY_US,
-    TIMEOUT_S,
     chat,
     completion,
     counted,
@@ -30,6 +29,7 @@ from tests.support.engine.engine_contract import (
     with_usage,
 )
 from tests.support.engine.supervised_engine import RunningEngine
+from tests.support.guards import GUARD_S
 
 CEILINGS = (64, 2048)
 RUNNING = 'fleetkeeper_running{tier="standard"}'
@@ -58,10 +58,10 @@ class ControlContract:
                 found = engine.metrics()  # some may have ended before the first look
                 return found[RUNNING] == 2 and found[WAITING] > 0
 
-            engine.wait_for(holds, "two running while others wait", TIMEOUT_S)
+            engine.wait_for(holds, "two running while others wait", GUARD_S)
             assert engine.metrics()['fleetkeeper_limit_sequences{kind="effective"}'] == 2
             assert engine.put_limits(*CEILINGS).status_code == 200
-            engine.wait_for(lambda: engine.metrics()[WAITING] == 0, "everybody admitted", TIMEOUT_S)
+            engine.wait_for(lambda: engine.metrics()[WAITING] == 0, "everybody admitted", GUARD_S)
             assert {answer.result().status_code for answer in answers} == {200}
 
     def test_the_metrics_that_are_read_exist(self, engine: RunningEngine) -> None:
@@ -74,15 +74,15 @@ class ControlContract:
             engine.wait_for(
                 lambda: vllm_metrics(engine)["vllm:num_requests_running"] == 3,
                 "three running sequences",
-                TIMEOUT_S,
+                GUARD_S,
             )
             assert vllm_metrics(engine)["vllm:kv_cache_usage_perc"] > 0
 
     def test_the_idle_time_begins_at_the_end_of_a_request(self, engine: RunningEngine) -> None:
         with running(engine, 1):
-            engine.wait_for(lambda: engine.metrics()[RUNNING] == 1, "a running stream", TIMEOUT_S)
+            engine.wait_for(lambda: engine.metrics()[RUNNING] == 1, "a running stream", GUARD_S)
             assert engine.metrics()[IDLE] == 0
-        engine.wait_for(lambda: engine.metrics()[IDLE] > 0, "an idle engine", TIMEOUT_S)
+        engine.wait_for(lambda: engine.metrics()[IDLE] > 0, "an idle engine", GUARD_S)
         before = engine.metrics()[IDLE]
         post(engine, "/tokenize", {"model": "tiny", "prompt": "one two three"})
         assert engine.metrics()[IDLE] > before, "only requests for the engine count"
@@ -137,13 +137,13 @@ class EndsContract:
     """How an engine ends. `own_engine` is the test's own."""
 
     async def test_a_drain_lets_every_stream_end(self, own_engine: RunningEngine) -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S)) as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(GUARD_S)) as session:
             streams = [asyncio.create_task(own_engine.stream(session, 400)) for _ in range(8)]
             await asyncio.to_thread(
                 own_engine.wait_for,
                 lambda: own_engine.metrics()[RUNNING] == 8,
                 "eight running streams",
-                TIMEOUT_S,
+                GUARD_S,
             )
             own_engine.process.send_signal(signal.SIGTERM)
             found = await asyncio.gather(*streams)

@@ -10,12 +10,12 @@ import requests
 from tests.support.engine.engine_contract import (
     CHAT,
     COMPLETIONS,
-    TIMEOUT_S,
     chat,
     completion,
     post,
 )
 from tests.support.engine.supervised_engine import RunningEngine
+from tests.support.guards import GUARD_S
 
 
 class Refused(NamedTuple):
@@ -123,7 +123,7 @@ def error_of(answer: requests.Response) -> dict[str, Any]:
 def sent(engine: RunningEngine, body: bytes, media: str) -> requests.Response:
     """Return the answer to a body as it is."""
     url = f"{engine.url}{COMPLETIONS}"
-    return requests.post(url, data=body, headers={"Content-Type": media}, timeout=TIMEOUT_S)
+    return requests.post(url, data=body, headers={"Content-Type": media}, timeout=GUARD_S)
 
 
 class ErrorsContract:
@@ -172,7 +172,7 @@ class ErrorsContract:
         self, engine: RunningEngine, method: str, path: str, status: int
     ) -> None:
         answer = requests.request(
-            method, f"{engine.url}{path}", json={"model": "tiny", "input": "a"}, timeout=TIMEOUT_S
+            method, f"{engine.url}{path}", json={"model": "tiny", "input": "a"}, timeout=GUARD_S
         )
         assert answer.status_code == status
         assert answer.json().keys() == {"detail"}

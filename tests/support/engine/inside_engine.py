@@ -37,16 +37,14 @@ from fleetkeeper_engine.shm.region import ENVIRONMENT as REGION_ENVIRONMENT
 from fleetkeeper_engine.shm.region import Region
 from tests.support.engine import engine_environment
 from tests.support.engine.engine_environment import PYTHON, free_port, make_tiny_model
+from tests.support.guards import GUARD_S
 
 MODEL = "tiny"
 TOKEN = "internal-token-of-a-test"
 START_S = 900.0
-PATIENCE_S = 180.0
-GUARD_S = 600.0
-"""For a request, which may wait for a thousand tokens of others on a slow machine."""
-"""A guard: a wait ends with its event."""
 """Seconds on an idle machine, many minutes on a crowded one; a hung start is told apart by its log."""
-
+REQUEST_S = 600.0
+"""For a request, which may wait for a thousand tokens of others on a slow machine."""
 THREADS = str(max(1, (os.cpu_count() or 2) - 1))
 """As the supervisor has it: a core is left to the API server, or every step waits for a thread without one."""
 
@@ -279,7 +277,7 @@ class InsideEngine:
                 answer.tokens = json.loads(answer.body)["usage"]["completion_tokens"]
             return answer
 
-    async def until(self, true: Callable[[], bool], within_s: float = PATIENCE_S) -> float:
+    async def until(self, true: Callable[[], bool], within_s: float = GUARD_S) -> float:
         """Waits until something is true of shared memory; returns how long that took."""
         started = time.monotonic()
         while not true():
@@ -332,7 +330,7 @@ class InsideEngine:
             json.dumps(body).encode(),
             {"Content-Type": "application/json", INTERNAL_HEADER: TOKEN},
         )
-        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
+        with urllib.request.urlopen(request, timeout=REQUEST_S) as answer:
             assert answer.status == 200
 
 
@@ -351,6 +349,6 @@ def _cpu_s(stat: Path, session: int) -> float:
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
     """A session without limits; each request on a connection of its own, as routers' clients are."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=GUARD_S)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield session

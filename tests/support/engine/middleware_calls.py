@@ -12,8 +12,8 @@ from fleetkeeper_engine.in_vllm.http.asgi import Message, Receive, Scope, Send
 from fleetkeeper_engine.in_vllm.http.bodies import BodyLimits
 from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
 from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
+from tests.support.guards import GUARD_S
 
-GUARD_S = 60.0
 PART_BYTES = 65_536
 
 

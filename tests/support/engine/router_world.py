@@ -29,8 +29,8 @@ from fleetkeeper_router.drain import call
 from fleetkeeper_router.settings import PREFIX, Policy
 from tests.support.engine.engine_environment import free_port
 from tests.support.engine.supervised_engine import RunningEngine
+from tests.support.guards import GUARD_S
 
-GUARD_S: Final = 120.0
 NAME: Final = "engines.test"
 DRAINED: Final = {"error": {"message": "shutting down", "type": "server_error", "code": "draining"}}
 FULL: Final = {

@@ -25,11 +25,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.engine.engine_environment import PYTHON, free_port
 from tests.support.engine.signer import ISSUER, Signer
+from tests.support.guards import GUARD_S
 
 START_TIMEOUT_S = 800.0
 """Half a minute on two idle cores; machines under test are shared."""
-PATIENCE_S = 180.0
-"""A guard: a wait ends with its event."""
 POLL_S = 0.1
 GIB = 1024**3
 COMPILED = "inductor"
@@ -185,14 +184,12 @@ class RunningEngine:
         """The status of /healthz/NAME; 0 when nothing answers."""
         try:
             return self.session.get(
-                f"{self.control_url}/healthz/{name}", timeout=PATIENCE_S
+                f"{self.control_url}/healthz/{name}", timeout=GUARD_S
             ).status_code
         except requests.RequestException:
             return 0
 
-    def wait_for(
-        self, holds: Callable[[], object], what: str, timeout_s: float = PATIENCE_S
-    ) -> float:
+    def wait_for(self, holds: Callable[[], object], what: str, timeout_s: float = GUARD_S) -> float:
         """Waits until something holds; returns the seconds it took.
 
         Raises:
@@ -213,7 +210,7 @@ class RunningEngine:
         """Waits until the pod would get requests."""
         return self.wait_for(lambda: self.health("ready") == 200, "ready", timeout_s)
 
-    def wait_idle(self, timeout_s: float = PATIENCE_S) -> float:
+    def wait_idle(self, timeout_s: float = GUARD_S) -> float:
         """Waits until no request is queued or runs."""
 
         def idle() -> bool:
@@ -222,13 +219,13 @@ class RunningEngine:
 
         return self.wait_for(idle, "nothing waits or runs", timeout_s)
 
-    def wait_end(self, timeout_s: float = PATIENCE_S) -> int:
+    def wait_end(self, timeout_s: float = GUARD_S) -> int:
         """Waits until the supervisor ended; its exit code."""
         return self.process.wait(timeout_s)
 
     def metrics(self) -> dict[str, float]:
         """Samples by name and labels: `name{label="value",...}` with sorted labels."""
-        text = self.session.get(f"{self.control_url}/metrics", timeout=PATIENCE_S).text
+        text = self.session.get(f"{self.control_url}/metrics", timeout=GUARD_S).text
         found: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -240,7 +237,7 @@ class RunningEngine:
         """A request for /v1/limits with the given token."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return self.session.request(
-            method, f"{self.control_url}/v1/limits", headers=headers, json=body, timeout=PATIENCE_S
+            method, f"{self.control_url}/v1/limits", headers=headers, json=body, timeout=GUARD_S
         )
 
     def put_limits(

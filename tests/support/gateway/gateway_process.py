@@ -19,11 +19,10 @@ import psutil
 
 from fleetkeeper.adapters.keys import new_control_keys
 from fleetkeeper_local.control_plane.ports import free_ports
+from tests.support.guards import GUARD_S
 
 ENTRY = (sys.executable, str(Path(__file__).with_name("gateway_entry.py")))
 PREFIX = "FLEETKEEPER_GATEWAY_"
-PATIENCE_S = 120.0
-"""The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
 
 
 @dataclass
@@ -97,7 +96,7 @@ class GatewayProcess:
     async def until(self, done: Callable[[], object], otherwise: Callable[[], str] | str) -> None:
         """Wait until a condition holds, while the process lives; it may be a coroutine function."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GUARD_S):
                 while True:
                     assert self.alive, f"the process ended: {self.tail()}"
                     held = done()
@@ -139,7 +138,7 @@ class GatewayProcess:
         """Send SIGTERM and return its exit code."""
         assert self.process is not None
         self.signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(GUARD_S):
             return await asyncio.to_thread(self.process.wait)
 
     async def metrics(self) -> dict[str, float]:

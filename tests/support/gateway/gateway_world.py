@@ -20,10 +20,10 @@ from fleetkeeper_gateway.kubernetes.settings import load_credentials
 from fleetkeeper_gateway.services import ServicesSettings, WatchedServices
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.gateway.client_keys import RecordedAudit, key_entries, key_secret
+from tests.support.guards import GUARD_S
 from tests.support.operators.command import Ran, run_command
 from tests.support.plane.crds import install_crds
 
-PATIENCE_S = 120.0
 READS = ["get", "list", "watch"]
 SERVICE_RULES = [
     {"apiGroups": ["fleetkeeper.io"], "resources": ["inferenceservices"], "verbs": READS}
@@ -69,11 +69,11 @@ async def running(part: Running) -> AsyncIterator[None]:
 async def until(what: str, holds: Callable[[], bool]) -> None:
     """Wait until something is true."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(GUARD_S):
             while not holds():  # noqa: ASYNC110 - what several tasks reach has no event
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"waited {PATIENCE_S:g} s in vain: {what}") from None
+        raise AssertionError(f"waited {GUARD_S:g} s in vain: {what}") from None
 
 
 @dataclass

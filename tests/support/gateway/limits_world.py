@@ -21,9 +21,8 @@ from fleetkeeper_gateway.interfaces import (
     TierLimits,
 )
 from fleetkeeper_gateway.limits import LimitSettings, Timing, create_limiter
+from tests.support.guards import GUARD_S
 
-GUARD_S = 120.0
-"""The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
 PATIENT = Timing(budget_s=GUARD_S, settle_budget_s=GUARD_S, retry_s=0.05)
 """Redis answers, however busy the machine is."""
 BRIEF = replace(PATIENT, budget_s=Timing().budget_s)

@@ -24,8 +24,7 @@ from fleetkeeper_gateway.usage.lines import Pod
 from fleetkeeper_gateway.usage.pods import Target
 from fleetkeeper_gateway.usage.store import UsageStore
 from tests.support.gateway.usage_engine import Engine, Handler, an_engine, serving
-
-GUARD_S = 60.0
+from tests.support.guards import GUARD_S
 
 
 class Settled:

@@ -14,13 +14,14 @@ import psutil
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.images import builder
+from tests.support.guards import GUARD_S
 
 POLL_S = 0.2
 T = TypeVar("T")
 Manifest = dict[str, Any]
 
 
-def until(question: Callable[[], T | None], what: str, timeout_s: float = 120.0) -> T:
+def until(question: Callable[[], T | None], what: str, timeout_s: float = GUARD_S) -> T:
     """The first answer that is neither None nor false.
 
     Raises:
@@ -70,7 +71,7 @@ class Pods:
     cluster: ControlPlane
     namespace: str
 
-    def kubectl(self, *args: str, input: str | None = None, timeout_s: float = 120.0) -> str:  # noqa: A002
+    def kubectl(self, *args: str, input: str | None = None, timeout_s: float = GUARD_S) -> str:  # noqa: A002
         """Runs kubectl in the namespace."""
         return self.cluster.kubectl("-n", self.namespace, *args, input=input, timeout_s=timeout_s)
 

@@ -21,7 +21,7 @@ PORT: Final = 6379
 TLS: Final = "/etc/redis-tls"
 PAGE: Final = REPOSITORY / "docs" / "gateway-limits.md"
 LABELS: Final = {"app": NAME}
-READY_S: Final = 120
+READY_S: Final = 400
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fleetkeeper_local.demo.traffic import Traffic
 from fleetkeeper_local.load.client import Patience
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.schedule import Phase, Shape, plan_arrivals
+from tests.support.guards import GUARD_S
 
 FIS = "inferenceservices.fleetkeeper.io"
 ONE_TRY = Patience(attempts=1, request_timeout_s=300.0, connect_timeout_s=120.0)
@@ -33,8 +34,6 @@ ONE_TRY = Patience(attempts=1, request_timeout_s=300.0, connect_timeout_s=120.0)
 CONTROL_PORT = 9090
 SCALE_DOWN_DELAY_S = 30
 """Of the shared fleet: the shortest that the schema allows."""
-ANSWER_TIMEOUT_S = 120
-OPERATORS_TIMEOUT_S = 120.0
 
 
 def tiny(**spec: Any) -> Live:
@@ -68,7 +67,7 @@ def complete(
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json", **headers},
     )
-    with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
+    with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
         found: Live = json.load(answer)
     return found
 
@@ -258,7 +257,7 @@ def await_leader(installation: Installation) -> None:
 
 
 def _await(installation: Installation, question: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + OPERATORS_TIMEOUT_S
+    deadline = time.monotonic() + GUARD_S
     while not question():
         assert time.monotonic() < deadline, installation.describe()
         time.sleep(0.3)

@@ -11,12 +11,12 @@ from typing import Any
 from fleetkeeper.api.names import CRD_NAME
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.chart.helm_chart import only, rendered
+from tests.support.guards import GUARD_S
 
 CRDS = Path(__file__).parents[3] / "crds"
 NODES = 8
 """Fake nodes with 8 GPUs each."""
 RBAC = "rbac.authorization.k8s.io/v1"
-TIMEOUT_S = 60.0
 _applied_crds: dict[str, str] = {}
 """UID and generation of the CRD by control plane, as `prepare_namespace` left it."""
 
@@ -83,4 +83,4 @@ def _apply(
         headers={"Content-Type": "application/apply-patch+yaml"},
         method="PATCH",
     )
-    urllib.request.urlopen(request, timeout=TIMEOUT_S, context=plane.context()).close()
+    urllib.request.urlopen(request, timeout=GUARD_S, context=plane.context()).close()

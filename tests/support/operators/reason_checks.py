@@ -28,7 +28,7 @@ async def reports(
         return (found.get("status"), found.get("reason")) == (status, reason)
 
     try:
-        await world.until(f"{name}: {kind} {status} {reason}", holds, 40)
+        await world.until(f"{name}: {kind} {status} {reason}", holds)
     except AssertionError as problem:
         stood = ((world.fis(name) or {}).get("status") or {}).get("conditions")
         raise AssertionError(f"{problem}\n{json.dumps(stood, indent=1)}") from None

@@ -8,9 +8,9 @@ from typing import Final
 
 from fleetkeeper.api.names import API_VERSION, PLURAL
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 
 CRDS: Final = Path(__file__).parents[3] / "crds"
-GUARD_S: Final = 120.0
 
 
 def install_crds(plane: ControlPlane) -> None:

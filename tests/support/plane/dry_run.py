@@ -14,8 +14,7 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, POD
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from fleetkeeper_local.control_plane.probes import client_context
-
-TIMEOUT_S = 60.0
+from tests.support.guards import GUARD_S
 
 
 def refusal(plane: ControlPlane, kubeconfig: Path, manifest: dict[str, Any]) -> str:
@@ -41,7 +40,7 @@ def refusal(plane: ControlPlane, kubeconfig: Path, manifest: dict[str, Any]) -> 
     )
     context = client_context(plane.ca_file, None)
     try:
-        urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context).close()
+        urllib.request.urlopen(request, timeout=GUARD_S, context=context).close()
     except HTTPError as problem:
         with problem:
             return str(json.load(problem)["message"])

@@ -12,9 +12,8 @@ from typing import Any, Self
 from aiohttp import web
 
 from fleetkeeper_kube.credentials import Credentials
+from tests.support.guards import GUARD_S
 from tests.support.plane.api_proxy import failure
-
-PATIENCE_S = 60.0
 
 
 class ListWatchServer:
@@ -94,7 +93,7 @@ class ListWatchServer:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something is true; it is looked at after each request and event."""
-        async with asyncio.timeout(PATIENCE_S), self.changed:
+        async with asyncio.timeout(GUARD_S), self.changed:
             await self.changed.wait_for(holds)
 
     async def cut(self) -> None:

@@ -18,9 +18,8 @@ import redis
 from fleetkeeper_local.common import packages
 from fleetkeeper_local.control_plane.pki import Authority
 from fleetkeeper_local.control_plane.ports import free_ports
+from tests.support.guards import GUARD_S
 
-GUARD_S = 120.0
-"""For a server that starts on a machine with other load."""
 ATTEMPTS = 5
 """Another process may take a free port before the server does."""
 

@@ -18,8 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from tests.support.engine.engine_environment import free_port
-
-GUARD_S = 60.0
+from tests.support.guards import GUARD_S
 
 
 @dataclass(frozen=True)

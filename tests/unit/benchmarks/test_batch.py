@@ -16,11 +16,11 @@ from fleetkeeper_contract.histogram_buckets import QUEUE_WAIT_EDGES_S
 from fleetkeeper_local.load.client import Outcome
 from fleetkeeper_local.load.open_loop import Sample, run_open_loop
 from fleetkeeper_local.load.schedule import Arrival
+from tests.support.guards import GUARD_S
 
 pytestmark = pytest.mark.exhaustive
 
 Part = Callable[[str], ModuleType]
-GUARD_S = 120.0
 
 
 def line(number: int, tokens: int = 10, at_s: float = 0.0) -> Arrival:

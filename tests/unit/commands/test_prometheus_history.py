@@ -12,11 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from fleetkeeper.commands.fleet.prometheus_history import HistoryError, PrometheusHistory
+from tests.support.guards import GUARD_S
 
 pytestmark = pytest.mark.slow
 
 ROWS = [{"metric": {"series": "ready"}, "values": [[60, "1"], [120, "2"]]}]
-GUARD_S = 120.0
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 import pytest
 
 from tests.support.console.console_page import console_process
-
-GUARD_S = 120.0
+from tests.support.guards import GUARD_S
 
 
 @contextmanager

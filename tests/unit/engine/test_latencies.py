@@ -24,7 +24,8 @@ from fleetkeeper_engine.in_vllm.http.middleware import TierMiddleware
 from fleetkeeper_engine.in_vllm.vllm_settings import VllmSettings
 from fleetkeeper_engine.shm.layout import MIDDLEWARE, Cells, MiddlewareBlock, SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
-from tests.support.engine.middleware_calls import GUARD_S, Call
+from tests.support.engine.middleware_calls import Call
+from tests.support.guards import GUARD_S
 from tests.support.processor_units import units_of
 
 CHAT = "/v1/chat/completions"

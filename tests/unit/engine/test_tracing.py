@@ -37,7 +37,8 @@ from fleetkeeper_engine.shm.layout import SupervisorBlock
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.supervisor.launch.argv import desired_environment
 from tests.support.engine.engine_documents import a_document
-from tests.support.engine.middleware_calls import GUARD_S, Call, StandInVllm
+from tests.support.engine.middleware_calls import Call, StandInVllm
+from tests.support.guards import GUARD_S
 from tests.support.services.trace_collector import Collector
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 

@@ -24,10 +24,10 @@ from fleetkeeper.runtime.autoscaler.sources import MeasuredSource
 from fleetkeeper.runtime.queue import Key
 from tests.support.autoscale.control_cases import NOW, sample
 from tests.support.autoscale.engine_metrics import metrics_text, parse_sample
+from tests.support.guards import GUARD_S
 from tests.support.operators.contained import new_defects
 
 EDGES = Edges(0.5, 0.05)
-GUARD_S = 60.0
 SIGNER = Signer(Ed25519PrivateKey.generate(), epoch=lambda: 1, may_sign=lambda: True)
 GOOD = metrics_text(sample(NOW), EDGES).encode()
 BOMB = gzip.compress(b"\n" * (64 << 20))

@@ -22,9 +22,9 @@ from fleetkeeper.adapters.kubernetes.lease import (
 from fleetkeeper.adapters.kubernetes.writes import KubernetesWriter
 from fleetkeeper_kube.client import REQUEST_TIMEOUT_S, KubernetesClient
 from fleetkeeper_kube.errors import ApiError
+from tests.support.guards import GUARD_S
 from tests.support.plane.loopback_api import answering
 
-GUARD_S = 60.0
 SEEN = {"uid": "u1", "resource_version": "3"}
 """Of every wait: an event ends it."""
 SLOTS = 4

@@ -21,10 +21,10 @@ from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.output import MAX_BYTES, Outlet, logging_through
 from fleetkeeper_engine.supervisor.process import Reaper
 from fleetkeeper_engine.supervisor.state import PodState
+from tests.support.guards import GUARD_S
 
 WORDY = "import sys\nfor _ in range(64): sys.stdout.write('x' * 65535 + chr(10))\nprint('the end')"
 DOCUMENT = '{"contract": 1, "accelerator": "cpu", "model": {"source": "/m", "servedName": "m"}}'
-GUARD_S = 60.0
 
 
 @pytest.fixture

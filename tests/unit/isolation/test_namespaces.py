@@ -21,9 +21,9 @@ from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_kube.reflector import Reflector
 from fleetkeeper_kube.resource import Resource
+from tests.support.guards import GUARD_S
 from tests.support.operators.contained import new_defects
 
-GUARD_S = 60.0
 DENIED = ApiError(403, "Forbidden", "inferenceservices is forbidden")
 BUSY = ApiError(500, "InternalError", "etcd is slow")
 NAMES = ("a", "b")

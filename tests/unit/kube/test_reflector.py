@@ -16,10 +16,10 @@ from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_kube.reading import Place, Unreadable, place_of
 from fleetkeeper_kube.reflector import TRIES_BEFORE_LIST, Reflector
 from fleetkeeper_kube.resource import Resource
+from tests.support.guards import GUARD_S
 from tests.support.plane.api_proxy import failure
 from tests.support.plane.list_watch_server import ListWatchServer, serving, thing
 
-PATIENCE_S = 60.0
 THING = Resource("Thing", "things", "v1")
 
 
@@ -63,7 +63,7 @@ class Copy:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until the copy is as wanted."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(GUARD_S):
             while not holds():
                 self._changed.clear()
                 await self._changed.wait()
@@ -71,7 +71,7 @@ class Copy:
 
 @asynccontextmanager
 async def watching(
-    server: ListWatchServer, *, silence_s: float = PATIENCE_S, listed: bool = True, fields: str = ""
+    server: ListWatchServer, *, silence_s: float = GUARD_S, listed: bool = True, fields: str = ""
 ) -> AsyncIterator[tuple[Copy, Reflector]]:
     """Yield a copy of the server's objects; with `listed`, once its watch has begun."""
     copy = Copy()

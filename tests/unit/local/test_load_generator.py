@@ -19,9 +19,9 @@ from fleetkeeper_local.load.closed_loop import closed_loop, run_closed_loop
 from fleetkeeper_local.load.open_loop import Sample, run_open_loop
 from fleetkeeper_local.load.schedule import Arrival, Phase, Shape, plan_arrivals
 from fleetkeeper_local.load.summary import quantile, summarise
+from tests.support.guards import GUARD_S
 
 pytestmark = pytest.mark.exhaustive
-GUARD_S = 60.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Start = Callable[[Handler], Awaitable[str]]

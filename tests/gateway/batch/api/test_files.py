@@ -14,13 +14,13 @@ from fleetkeeper_gateway.batch.api.files import DOWNLOAD_BYTES, MEMORY_BYTES
 from fleetkeeper_gateway.batch.model import FileRecord
 from tests.support.batch.batch_api import (
     CHAT,
-    GUARD_S,
     ApiWorld,
     RawClient,
     jsonl,
     line,
     until,
 )
+from tests.support.guards import GUARD_S
 
 DATA = jsonl([line(1)])
 

@@ -13,7 +13,6 @@ from fleetkeeper_gateway.batch.model import FileRecord
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from tests.support.batch.batch_api import (
     CHAT,
-    GUARD_S,
     ApiWorld,
     form,
     jsonl,
@@ -21,6 +20,7 @@ from tests.support.batch.batch_api import (
     until,
     upload_head,
 )
+from tests.support.guards import GUARD_S
 
 DATA = jsonl([line(1)])
 BODY = form(("purpose", None, b"batch"), ("file", "a", DATA))

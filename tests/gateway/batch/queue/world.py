@@ -16,11 +16,10 @@ from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue, Timing, create_queue
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from fleetkeeper_gateway.limits import LimitSettings
+from tests.support.guards import GUARD_S
 from tests.support.services.redis_server import RedisServer
 
 PREFIX = "fleetkeeper:batch2:"
-GUARD_S = 120.0
-"""The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
 KEY = "key-a"
 MODEL = "org/tiny ü"
 PATIENT = Timing(

@@ -19,8 +19,8 @@ from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_stor
 from fleetkeeper_gateway.batch.storage.local import THREADS, LocalObjects
 from tests.support.batch.batch_api import until
 from tests.support.batch.batch_storage import files_in, parts_of, paths_in, settings
+from tests.support.guards import GUARD_S
 
-GUARD_S = 120.0
 MIB = 1024 * 1024
 PATH = "keys/a/files/one"
 

@@ -12,10 +12,10 @@ from fleetkeeper_gateway.batch.storage import Storage, StoreRefused, create_stor
 from fleetkeeper_gateway.batch.storage.remote import RemoteObjects
 from fleetkeeper_gateway.batch.storage.stores import CREATED_AT_ONCE
 from tests.support.batch.batch_storage import parts_of, settings
+from tests.support.guards import GUARD_S
 from tests.support.services.bucket_server import BUCKET, PREFIX, BucketServer, Fault
 
 MIB = 1024 * 1024
-GUARD_S = 120.0
 SHORT_S = 0.3
 NAME = f"{PREFIX}/keys/a/one"
 

@@ -25,9 +25,10 @@ from fleetkeeper_gateway.batch.validation import validator as validation
 from fleetkeeper_gateway.batch.validation.checker import LineChecker
 from fleetkeeper_gateway.batch.validation.validator import ATTEMPTS, Validator
 from fleetkeeper_gateway.limits import estimate_tokens
-from tests.support.batch.batch_api import CHAT, GUARD_S, jsonl, line, until
+from tests.support.batch.batch_api import CHAT, jsonl, line, until
 from tests.support.batch.batch_memory import MemoryFiles, MemoryObjects
 from tests.support.batch.batch_storage import NOW, Clock, a_batch, a_file, parts_of
+from tests.support.guards import GUARD_S
 from tests.support.lanes import keep_first
 from tests.support.processor_units import LONGEST, longest_turn
 

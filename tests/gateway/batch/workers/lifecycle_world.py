@@ -25,8 +25,8 @@ from fleetkeeper_gateway.batch.model import (
 )
 from fleetkeeper_gateway.batch.model import Final as End
 from fleetkeeper_gateway.batch.storage import BrokenObject
+from tests.support.guards import GUARD_S
 
-GUARD_S: Final = 90.0
 NOW: Final = time.time()
 CHUNK: Final = 2
 """Lines of a chunk."""

@@ -33,8 +33,8 @@ from fleetkeeper_gateway.batch.interfaces import (
 )
 from fleetkeeper_gateway.batch.model import Attempt, BatchRecord, LineRef, Result, Trouble
 from fleetkeeper_gateway.batch.model import Final as End
+from tests.support.guards import GUARD_S
 
-GUARD_S: Final = 60.0
 MODEL: Final = "m"
 KEY: Final = "key-1"
 ENDPOINT: Final = "/v1/chat/completions"

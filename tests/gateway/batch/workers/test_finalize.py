@@ -28,10 +28,10 @@ from tests.support.batch.batch_storage import (
     settings,
 )
 from tests.support.batch.batch_storage import lines as blank_lines
+from tests.support.guards import GUARD_S
 
 LINES = 600
 MIB = 1024 * 1024
-GUARD_S = 90.0
 EARLY = [Status.CANCELLED, Status.EXPIRED]
 
 

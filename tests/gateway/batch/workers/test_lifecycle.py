@@ -16,7 +16,6 @@ from fleetkeeper_gateway.batch.model import BatchRecord, Counts, Final, Mistake,
 from fleetkeeper_gateway.batch.storage import create_storage, paths
 from fleetkeeper_gateway.batch.workers.inputs import Inputs
 from tests.gateway.batch.workers.lifecycle_world import (
-    GUARD_S,
     NOW,
     MemoryQueue,
     MemoryStore,
@@ -25,6 +24,7 @@ from tests.gateway.batch.workers.lifecycle_world import (
     leading,
 )
 from tests.support.batch.batch_storage import a_batch, a_validated, lines, parts_of, settings
+from tests.support.guards import GUARD_S
 
 ROUND = {"active", "queue.emptied", "queue.leads"}
 """Calls of a process that leads, and has no batch."""

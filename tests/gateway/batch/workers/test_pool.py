@@ -22,8 +22,7 @@ from fleetkeeper_gateway.batch.model import Attempt, BatchRecord, Result, Troubl
 from fleetkeeper_gateway.batch.processes import pool as module
 from fleetkeeper_gateway.batch.processes.pool import Pool, Slot
 from tests.support.batch import worker_children as children
-
-GUARD_S = 90.0
+from tests.support.guards import GUARD_S
 
 
 class MemoryLog:

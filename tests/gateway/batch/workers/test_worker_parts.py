@@ -15,14 +15,9 @@ from fleetkeeper_gateway.batch.workers import attempt as attempt_module
 from fleetkeeper_gateway.batch.workers import chunk_run as chunk_module
 from fleetkeeper_gateway.batch.workers import holding as holding_module
 from fleetkeeper_gateway.batch.workers import worker as worker_module
-from tests.gateway.batch.workers.memory import (
-    GUARD_S,
-    MODEL,
-    MemoryQueue,
-    ScriptedSender,
-    until,
-)
+from tests.gateway.batch.workers.memory import MODEL, MemoryQueue, ScriptedSender, until
 from tests.gateway.batch.workers.working import Gate, working
+from tests.support.guards import GUARD_S
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

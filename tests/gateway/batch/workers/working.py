@@ -15,7 +15,6 @@ from fleetkeeper_gateway.batch.workers.inputs import Inputs
 from fleetkeeper_gateway.batch.workers.places import Places, create_rows
 from fleetkeeper_gateway.batch.workers.worker import Worker
 from tests.gateway.batch.workers.memory import (
-    GUARD_S,
     MODEL,
     MemoryBatches,
     MemoryFiles,
@@ -30,6 +29,7 @@ from tests.gateway.batch.workers.memory import (
     ok,
     until,
 )
+from tests.support.guards import GUARD_S
 
 
 class Gate:

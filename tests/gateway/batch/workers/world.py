@@ -14,7 +14,6 @@ from fleetkeeper_gateway.batch.model import BatchRecord, FileRecord, LineRef, Re
 from fleetkeeper_gateway.batch.settings import BatchSettings
 from tests.gateway.batch.workers.memory import (
     ENDPOINT,
-    GUARD_S,
     KEY,
     MODEL,
     batch_record,
@@ -22,6 +21,7 @@ from tests.gateway.batch.workers.memory import (
     line_refs,
     until,
 )
+from tests.support.guards import GUARD_S
 
 if TYPE_CHECKING:
     from fleetkeeper_gateway.batch.storage import Storage

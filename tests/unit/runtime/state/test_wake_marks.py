@@ -19,10 +19,10 @@ from fleetkeeper_contract.tiers import Tier
 from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_kube.resource import Resource
+from tests.support.guards import GUARD_S
 from tests.support.operators.queue_steps import handed_out
 from tests.support.plane.list_watch_server import ListWatchServer, thing
 
-PATIENCE_S = 60.0
 NAME = "fleetkeeper-wake-marks"
 CHAT, CODE = Key("a", "chat"), Key("b", "code")
 HOLDS = {GATEWAY_KEY: GATEWAY_VALUE}
@@ -46,7 +46,7 @@ class Writer:
 
     async def until(self, creates: int) -> None:
         """Wait until that many creations were asked for."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(GUARD_S):
             while len(self.created) < creates:
                 self.asked.clear()
                 await self.asked.wait()
@@ -186,7 +186,7 @@ async def running(
         if leads:
             tasks.append(asyncio.create_task(world.marks.keep()))
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GUARD_S):
                 await reflector.settled.wait()
             yield
             assert not any(task.done() for task in tasks)
@@ -220,7 +220,7 @@ async def test_during_an_outage_marks_stay_and_no_service_goes_to_sleep(status: 
             await world.queued()
             server.list_status = server.watch_status = 200
             await server.put(config_map({**HOLDS, "u-code": "7.realtime", "u-chat": "1.batch"}))
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GUARD_S):
                 assert await world.queue.get() == CHAT
             await server.until(lambda: world.marks.of("u-code") == Wake(can_wake=True, mark=MARK))
     assert world.writer.created == [], "what cannot be read is not absent"
@@ -248,7 +248,7 @@ async def test_an_absent_config_map_is_created_empty_and_marks_are_gone(is_late:
             assert world.marks.of("u-code") == NO_WAKE
             await world.queued()
             await server.put(config_map(HOLDS))
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(GUARD_S):
                 assert await world.queue.get() == CHAT
             assert world.marks.of("u-code") == Wake(can_wake=True)
     metadata = {

@@ -13,8 +13,7 @@ from prometheus_client.registry import Collector
 
 from fleetkeeper.runtime.telemetry.health import HealthServer, Vitals
 from fleetkeeper.runtime.telemetry.metrics import OperatorMetrics
-
-GUARD_S = 120.0
+from tests.support.guards import GUARD_S
 
 
 class _Slow(Collector):
