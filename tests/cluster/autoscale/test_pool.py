@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 
 from fleetkeeper_contract.sleep import SleepState
@@ -52,11 +53,11 @@ class Pool:
         self.states: dict[str, set[str | None]] = {}
         """The states of status.sleep that a service ever had."""
 
-    async def start(self, name: str) -> None:
+    async def start(self, name: str, accelerators: int = ACCELERATORS) -> None:
         """Start an operator with the budget, and wait until it leads."""
         operator = self.engines.operator(name, waits=SHORTER)
         self.operators.append(operator)
-        budget = {"FLEETKEEPER_MAX_ACCELERATORS": str(ACCELERATORS)}
+        budget = {"FLEETKEEPER_MAX_ACCELERATORS": str(accelerators)}
         await operator.start(**settings_with_marks(self.world), **budget).leads()
 
     async def create(self, name: str) -> None:
@@ -179,6 +180,24 @@ async def test_a_wake_waits_while_all_others_have_requests_or_run_on_other_nodes
     await pool.asleep("idle")
     assert pool.states.keys() == {"late", "idle"}
     assert pool.peak_pods == ACCELERATORS
+
+
+@pytest.mark.exhaustive
+async def test_a_budget_lowered_while_it_wakes_stops_nothing_that_runs(pool: Pool) -> None:
+    """The idle service would sleep in vain, so it runs until the budget has room for both again."""
+    await pool.wake("late")
+    await pool.world.until("waking", lambda: pool.sleep("late").get("state") == SleepState.WAKING)
+    pool.operators[0].kill()
+    await pool.start("b", accelerators=ACCELERATORS - 1)
+    await pool.waits_in_vain("late")
+    assert len(pool.pods("busy", "idle")) == ACCELERATORS
+    pool.operators[1].kill()
+    await pool.start("c")
+    await pool.awake("late")
+    await pool.asleep("idle")
+    assert pool.states.keys() == {"late", "idle"}
+    assert pool.peak_pods == ACCELERATORS
+    assert [line for each in pool.operators for line in each.tracebacks()] == []
 
 
 def _is_new(marks: Live | None) -> bool:

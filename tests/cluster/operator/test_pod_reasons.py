@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
-from functools import partial
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from fleetkeeper.adapters.kubernetes.resources import POD
-from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_contract.exit_codes import DeathClass
 from fleetkeeper_engine.supervisor.termination import Death
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.operators.manual_node import manual_node, report
 from tests.support.operators.operator_world import Live, World, operator_world, service
-from tests.support.operators.reason_checks import advice_of, apply, not_ready
-
-MANUAL = "test.fleetkeeper.io/kubelet"
-"""Label of a node without a kubelet and without kwok: the test writes the status of its pods."""
+from tests.support.operators.reason_checks import advice_of, not_ready
 
 
 @pytest_asyncio.fixture
@@ -81,15 +74,7 @@ async def test_what_a_kubelet_and_the_engine_report(world: World, names: set[str
 
     tests/unit/reconcile/test_reasons.py has every reason without an API server.
     """
-    node = f"manual-{world.namespace}"
-    apply(world.plane, _node(node))
-    room = {"cpu": "64", "memory": "512Gi", "pods": "100", "nvidia.com/gpu": "64"}
-    ready = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]
-    patch = {"status": {"capacity": room, "allocatable": room, "conditions": ready}}
-    world.plane.kubectl(
-        *("patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
-    )
-    try:
+    with manual_node(world) as selector:
         await world.operator().start().leads()
         for name in sorted(names):
             variables = [VARIABLE] if name == "variable" else []
@@ -99,65 +84,21 @@ async def test_what_a_kubelet_and_the_engine_report(world: World, names: set[str
                     name,
                     **({"model": image} if name in FROM_IMAGES else {}),
                     engine={"env": variables},
-                    placement={"nodeSelector": {MANUAL: node}},
+                    placement={"nodeSelector": selector},
                 )
             )
         for name in sorted(names):
-            await world.until(f"{name} bound", partial(_pod, world, name))
-            await _report(world, name)
+            if name in WAITING:
+                _, reason, message = WAITING[name]
+                await report(world, name, {"waiting": {"reason": reason, "message": message}})
+            else:
+                back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
+                await report(world, name, back_off, 3, terminated=_end(ENDS[name][1]))
         reasons = {name: reason for name, (reason, *_) in WAITING.items()}
         reasons |= {name: reason for name, (reason, _) in ENDS.items()}
         for name in sorted(names):
             words = (advice_of(reasons[name]), *SAYS.get(name, ()))
             await not_ready(world, name, reasons[name], *words)
-    finally:
-        world.plane.kubectl("delete", "node", node, "--wait=false")
-
-
-def _node(name: str) -> Live:
-    labels = {MANUAL: name, "kubernetes.io/os": "linux"}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-
-
-def _pod(world: World, service_name: str) -> Live | None:
-    """The pod of a service that has a node."""
-    for (kind, _), live in world.objects.items():
-        label = (live["metadata"].get("labels") or {}).get(LABEL_SERVICE)
-        if (kind, label) == ("Pod", service_name) and live["spec"].get("nodeName"):
-            return live
-    return None
-
-
-async def _report(world: World, name: str) -> None:
-    """The status of the service's pod, as a kubelet writes it."""
-    pod = _pod(world, name)
-    assert pod is not None
-    restarts, state, last = 0, {}, {}
-    if name in WAITING:
-        _, reason, message = WAITING[name]
-        state = {"waiting": {"reason": reason, "message": message}}
-    else:
-        restarts, last = 3, {"terminated": _end(ENDS[name][1])}
-        state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
-    first = pod["spec"]["containers"][0]
-    reported: dict[str, Any] = {
-        "phase": "Running",
-        "containerStatuses": [
-            {
-                "name": first["name"],
-                "image": first["image"],
-                "imageID": "",
-                "ready": False,
-                "restartCount": restarts,
-                "state": state,
-                "lastState": last,
-            }
-        ],
-    }
-    path = POD.path(world.namespace, pod["metadata"]["name"]) + "/status"
-    await world.client.request(
-        "PATCH", path, body={"status": reported}, content_type="application/merge-patch+json"
-    )
 
 
 def _end(death: DeathClass | None) -> Live:

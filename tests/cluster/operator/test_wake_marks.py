@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -30,8 +31,10 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.chart.gateway_chart import gateway_values
 from tests.support.chart.helm_chart import HelmError, helm, only, rendered
 from tests.support.gateway.gateway_world import MARKS, role, until
+from tests.support.operators.manual_node import bound_pod, end, manual_node, report
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import Live, World, condition, operator_world, service
+from tests.support.operators.reason_checks import reports
 from tests.support.operators.wake_marks import (
     CONFIG_MAP,
     mark,
@@ -66,13 +69,12 @@ def pods(world: World, name: str) -> list[str]:
     return [pod for (kind, pod) in world.objects if kind == "Pod" and pod.startswith(f"{name}-")]
 
 
-async def operator_of_sleeping_service(world: World) -> OperatorProcess:
+async def operator_of_sleeping_service(world: World, **more: Any) -> OperatorProcess:
     """Start an operator, and let the service `chat` sleep for the 7th time."""
     operator = await operator_with_marks(world)
     await world.until("the ConfigMap", lambda: world.get("ConfigMap", MARKS))
-    await world.create(
-        service(access="Gateway", scaling={"minReplicas": 1, "maxReplicas": 1, "sleep": {}})
-    )
+    scaling = {"minReplicas": 1, "maxReplicas": 1, "sleep": {}}
+    await world.create(service(access="Gateway", scaling=scaling, **more))
     await world.ready()
     await operator.stop()
     path = INFERENCE_SERVICE.path(world.namespace, "chat", "status")
@@ -128,6 +130,39 @@ async def test_a_mark_wakes_its_service(world: World, is_down: bool) -> None:
         "created again",
         lambda: (found := world.get("ConfigMap", MARKS)) is not None and "data" not in found,
     )
+    assert operator.tracebacks() == []
+
+
+@pytest.mark.exhaustive  # a start may take a minute at least
+async def test_an_image_that_cannot_be_pulled_ends_the_wake_and_a_change_wakes_it(
+    world: World,
+) -> None:
+    """Without a change the next mark waits for a minute, and costs no start before."""
+    operator = await operator_of_sleeping_service(world, rollout={"startupSeconds": 60})
+    uid = (world.fis() or {})["metadata"]["uid"]
+    with manual_node(world) as selector:
+        await world.change(placement={"nodeSelector": selector})
+        await mark(world, **{uid: "7.standard"})
+        pod = await bound_pod(world, "chat")
+        message = 'Back-off pulling image "x": ErrImagePull: not found'
+        waiting = {"reason": "ImagePullBackOff", "message": message}
+        await report(world, "chat", {"waiting": waiting})
+        await world.until("the failed start", lambda: sleep_of(world).get("failures") == 1)
+        assert (sleep_of(world)["state"], sleep_of(world)["number"]) == ("Asleep", 8)
+        await reports(world, "chat", "Ready", "False", "WakeFailed", "ImagePull", "not found")
+        await world.until("no replica", lambda: replicas(world) == 0)
+        end(world, pod)
+        await world.quiet()
+
+        since = world.mark()
+        await mark(world, **{uid: "8.standard"})
+        await world.quiet()
+        assert world.writes(since) == []
+        await world.change(placement={"nodeSelector": dict.fromkeys(selector)})
+        await world.until(
+            "answers", lambda: condition(world.fis(), "Available").get("status") == "True"
+        )
+    assert sleep_of(world).keys() == {"number", "since", "startSeconds"}
     assert operator.tracebacks() == []
 
 
