@@ -100,9 +100,7 @@ async def test_a_service_with_an_object_too_large_to_read_is_held_and_others_are
         "data": {"x": "<" * (ANSWER_BYTES // 3)},
     }
     with pytest.raises(NotTaken):  # the answer to a test's client is as large
-        await world.client.request(
-            "POST", CONFIG_MAP.path(world.namespace), body=body, timeout_s=GUARD_S
-        )
+        await world.client.request("POST", CONFIG_MAP.path(world.namespace), body=body)
     await world.until(
         "held", lambda: condition(world.fis(), "Stalled").get("reason") == "UnreadableObject"
     )

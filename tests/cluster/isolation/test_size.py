@@ -20,7 +20,6 @@ from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_kube.errors import NotTaken
 from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, is_ready, operator_world, service
 
 ROOT = Path(__file__).parents[3]
@@ -141,9 +140,7 @@ async def fill(world: World, spaces: list[str], hard: dict[str, int]) -> dict[st
     async def work() -> None:
         for resource, space, body in waiting:
             with suppress(NotTaken):  # an object that is too large is there all the same
-                await world.client.request(
-                    "POST", resource.path(space), body=body, timeout_s=GUARD_S
-                )
+                await world.client.request("POST", resource.path(space), body=body)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(4):
@@ -189,7 +186,6 @@ async def test_a_full_quota_of_the_largest_objects_in_many_namespaces_fits_the_m
                         resource.path(space, "large-1"),
                         body=change,
                         content_type="application/merge-patch+json",
-                        timeout_s=GUARD_S,
                     )
             await world.change(replicas=2)
             await world.until("ready", lambda: is_ready(world.fis()))

@@ -17,7 +17,6 @@ from fleetkeeper.api.conditions import Reason
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.guards import GUARD_S
 from tests.support.lanes import keep_first
 from tests.support.operators.operator_world import Live, World, condition, operator_world
 from tests.support.reconcile.random_specs import random_spec
@@ -189,7 +188,7 @@ async def _accepted(world: World, manifest: Live) -> bool:
             }
             path = INFERENCE_SERVICE.path(world.namespace, name)
             body = {**manifest, "metadata": meta}
-            await world.client.request("PUT", path, body=body, timeout_s=GUARD_S)
+            await world.client.request("PUT", path, body=body)
     except ApiError as problem:
         if problem.status in {409, 422}:
             return False

@@ -17,7 +17,6 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, POD
 from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, condition, operator_world, service
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -112,7 +111,6 @@ async def end_pod(world: World, phase: str, exit_code: int, message: str = "") -
         POD.path(world.namespace, job_pod(world), "status"),
         body={"status": status},
         content_type="application/merge-patch+json",
-        timeout_s=GUARD_S,
     )
 
 

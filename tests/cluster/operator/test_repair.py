@@ -13,7 +13,6 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT
 from fleetkeeper.api.names import LABEL_MANAGED_BY, LABEL_SERVICE
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.guards import GUARD_S
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import Live, World, operator_world, service
 from tests.support.plane.watch_proxy import WatchProxy
@@ -89,7 +88,6 @@ async def _take_a_field(world: World, kind: Kind, name: str) -> Live:
             "metadata": {"name": name, "labels": {LABEL_SERVICE: "stolen"}},
         },
         content_type="application/apply-patch+yaml",
-        timeout_s=GUARD_S,
     )
 
 

@@ -13,7 +13,6 @@ from fleetkeeper.reconcile.manifests.children import desired_children
 from fleetkeeper.reconcile.manifests.router import Router
 from fleetkeeper.reconcile.manifests.vllm_router import DEFAULTS
 from fleetkeeper.reconcile.types import Kind
-from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import Live, World
 
 IMAGE: Final = "fleetkeeper-router:earlier"
@@ -40,7 +39,6 @@ async def give_vllm_router(
                 + f"?fieldManager={FIELD_MANAGER}&force=true",
                 body=child,
                 content_type="application/apply-patch+yaml",
-                timeout_s=GUARD_S,
             )
     await world.until("the pods of vllm-router", lambda: _runs(router_of(world, name)))
 

@@ -24,7 +24,6 @@ from fleetkeeper.adapters.kubernetes.resources import (
     REPLICA_SET,
 )
 from fleetkeeper.api.names import LABEL_SERVICE
-from fleetkeeper_kube.client import KubernetesClient
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
@@ -33,6 +32,7 @@ from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_rights import grant_rights, prepare_namespace
 from tests.support.plane.audit_log import WRITE_VERBS, Request, audited_requests
 from tests.support.plane.cluster_mirror import ClusterMirror
+from tests.support.plane.patient_client import PatientClient
 from tests.support.plane.plane_state import mend, state_of
 
 SETTLE_S = 20.0
@@ -94,7 +94,7 @@ def _is_at_rest(live: Live) -> bool:
 class World:
     """One namespace: its present objects, and the operator's requests to the API server."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, client: KubernetesClient) -> None:
+    def __init__(self, plane: ControlPlane, namespace: str, client: PatientClient) -> None:
         self.plane = plane
         self.namespace = namespace
         self.client = client
@@ -234,7 +234,7 @@ class World:
         """Create an InferenceService."""
         body = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.namespace}}
         path = INFERENCE_SERVICE.path(self.namespace)
-        return await self.client.request("POST", path, body=body, timeout_s=30)
+        return await self.client.request("POST", path, body=body)
 
     async def patch(self, resource: Resource, name: str, patch: Mapping[str, Any]) -> Live:
         """Send a merge patch as a person with kubectl."""
@@ -243,7 +243,6 @@ class World:
             resource.path(self.namespace, name) + "?fieldManager=kubectl-edit",
             body=patch,
             content_type="application/merge-patch+json",
-            timeout_s=30,
         )
 
     async def patch_or_create(self, resource: Resource, manifest: Live) -> Live:
@@ -254,7 +253,6 @@ class World:
             + "?fieldManager=restore&force=true",
             body=manifest,
             content_type="application/apply-patch+yaml",
-            timeout_s=30,
         )
 
     async def change(self, name: str = "chat", **spec: Any) -> Live:
@@ -278,7 +276,6 @@ class World:
             "DELETE",
             resource.path(self.namespace, name),
             body={"propagationPolicy": "Background"},
-            timeout_s=30,
         )
 
     async def events_of(self, name: str = "chat") -> list[Live]:
@@ -315,7 +312,7 @@ async def operator_world(plane: ControlPlane, prefix: str) -> AsyncIterator[Worl
     namespace = f"{prefix}-{secrets.token_hex(3)}"
     prepare_namespace(plane, namespace)
     credentials = await load_credentials(plane.kubeconfig)
-    async with KubernetesClient(credentials, in_flight=32) as client:
+    async with PatientClient(credentials, in_flight=32) as client:
         world = World(plane, namespace, client)
         synced = [asyncio.Event() for _ in SEEN]
         mirrors = [
@@ -333,7 +330,7 @@ async def operator_world(plane: ControlPlane, prefix: str) -> AsyncIterator[Worl
                 mirror.cancel()
             await asyncio.gather(*mirrors, return_exceptions=True)
             try:
-                await client.request("DELETE", f"/api/v1/namespaces/{namespace}", timeout_s=30)
+                await client.request("DELETE", f"/api/v1/namespaces/{namespace}")
             except ApiError as problem:
                 if problem.status not in {404, 409}:  # the test deleted it
                     raise
