@@ -122,7 +122,7 @@ async def test_a_lower_limit_drains_and_a_higher_one_fills(engine: InsideEngine)
         await engine.until_idle()  # steps are counted up to 200 ms late
         before = engine.scheduler()
         assert before.preemptions == preempted, "what runs goes on"
-        await asyncio.gather(*(engine.stream(session, 8) for _ in range(24)))
+        await asyncio.gather(*(engine.stream(session, SEEN) for _ in range(24)))  # they meet
         after = engine.scheduler()
         grown = [
             BATCH_SEQUENCES_EDGES[n]
