@@ -63,7 +63,7 @@ def test_a_deployment_is_reached_from_another_pod_by_its_services_name(
             "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8080}]},
         },
     )
-    pods.kubectl("rollout", "status", "deployment/web", "--timeout=400s", timeout_s=420)
+    pods.kubectl("rollout", "status", "deployment/web", "--timeout=300s", timeout_s=320)
     printed = pods.run("short", python_image, FETCH.format(host="web", port=80))
     assert "fleetkeeper_e2e_value 42" in printed
     full = f"web.{pods.namespace}.svc.cluster.local"

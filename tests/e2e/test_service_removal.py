@@ -65,7 +65,7 @@ def test_a_tenants_namespace_goes_cleanly_while_it_serves(product: Installation)
         assert all(processes_of(pod.uid, lambda _: True) for pod in pods)
         with steady(fleet, 2.0, seed=15) as traffic:
             until(lambda: len(traffic.samples) >= 5, "answers")
-            cluster.kubectl("delete", "namespace", fleet.namespace, "--timeout=400s", timeout_s=420)
+            cluster.kubectl("delete", "namespace", fleet.namespace, "--timeout=300s", timeout_s=320)
         assert fleet.namespace not in cluster.namespaces()
     until(
         lambda: not any(processes_of(pod.uid, lambda _: True) for pod in pods), "no process is left"

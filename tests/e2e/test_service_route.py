@@ -111,7 +111,9 @@ def entry(product: Installation, tmp_path_factory: pytest.TempPathFactory) -> It
     trusted = Authority(folder, "clients-trust").ensure()
     crds = str(program.parent / CRDS)
     cluster.kubectl("apply", "--server-side", "-f", crds)
-    cluster.kubectl("wait", "--for=condition=Established", "-f", crds, "--timeout=400s")
+    cluster.kubectl(
+        "wait", "--for=condition=Established", "-f", crds, "--timeout=300s", timeout_s=320
+    )
     made = [*_parts(port, trusted, product.namespace), _route()]
     cluster.apply(*made)
     processes = Processes(folder, tied=True)

@@ -10,13 +10,7 @@ import aiohttp
 import pytest
 
 from fleetkeeper_router.settings import Policy
-from tests.support.engine.router_world import (
-    Engine,
-    Router,
-    RouterWorld,
-    post,
-    until,
-)
+from tests.support.engine.router_world import Engine, Router, RouterWorld, post, until
 from tests.support.guards import GUARD_S
 
 

@@ -83,7 +83,7 @@ class Cluster:
 
     # -- commands -----------------------------------------------------------------------------
 
-    def kubectl(self, *args: str, given: str | None = None, timeout_s: float = 400.0) -> str:
+    def kubectl(self, *args: str, given: str | None = None, timeout_s: float = 120.0) -> str:
         """Run kubectl and return its output.
 
         Raises:

@@ -65,7 +65,7 @@ def send(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) 
 
     yield sent
     connection.close()
-    control_plane.kubectl("delete", "namespace", NAMESPACE, "--timeout=400s")
+    control_plane.kubectl("delete", "namespace", NAMESPACE, "--timeout=300s")
 
 
 def connected(control_plane: ControlPlane, folder: Path) -> http.client.HTTPSConnection:

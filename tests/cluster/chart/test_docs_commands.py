@@ -106,12 +106,12 @@ class Fleet:
         """No service yet, nor what it became."""
         self.plane.kubectl("-n", NAMESPACE, "delete", "fis", "chat", "--ignore-not-found")
         self.plane.kubectl(
-            *("-n", NAMESPACE, "wait", "--for=delete", "deployments", "--all", "--timeout=400s")
+            *("-n", NAMESPACE, "wait", "--for=delete", "deployments", "--all", "--timeout=300s")
         )
 
     def wait_ready(self) -> None:
         """Until it serves."""
-        wait = ("-n", NAMESPACE, "wait", "--for=condition=Ready", "fis/chat", "--timeout=400s")
+        wait = ("-n", NAMESPACE, "wait", "--for=condition=Ready", "fis/chat", "--timeout=300s")
         try:
             self.plane.kubectl(*wait)
         except KubectlError:

@@ -57,7 +57,7 @@ class Release:
             str(CHART),
             *self.arguments,
             "--wait",
-            "--timeout=400s",
+            "--timeout=300s",
             values=self.values,
         )
 
@@ -189,10 +189,10 @@ async def test_an_upgrade_and_a_return_leave_services_alone(world: World, releas
         str(CHART),
         *release.arguments,
         "--wait",
-        "--timeout=400s",
+        "--timeout=300s",
         values=newer,
     )
-    helm("rollback", release.name, "1", *release.arguments, "--wait", "--timeout=400s")
+    helm("rollback", release.name, "1", *release.arguments, "--wait", "--timeout=300s")
     after = world.plane.kubectl("-n", world.namespace, "get", "fis", "chat", "-o", "json")
     assert json.loads(after)["metadata"]["uid"] == json.loads(before)["metadata"]["uid"]
     assert json.loads(after)["metadata"]["generation"] == 1

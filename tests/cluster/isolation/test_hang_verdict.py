@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.autoscale.control_world import LoopbackEngines, loopback_engines
-from tests.support.guards import GUARD_S
+from tests.support.operators.operator_process import PATIENCE_S
 from tests.support.operators.operator_world import World, condition, operator_world, service
 
 HANG_S = 6.0
@@ -63,7 +63,7 @@ async def test_a_hung_pod_is_replaced_and_one_that_prometheus_alone_calls_hung_i
     slandered = engines.pods("slandered")[0]["metadata"]["name"]
     engines.hang(hung)
     engines.slandered.add(slandered)
-    wait_s = 2 * GUARD_S
+    wait_s = 2 * PATIENCE_S
 
     def kept() -> list[dict[str, Any]]:
         lines = [line for line in operator.log.read_text().splitlines() if KEPT in line]

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes import resources
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, operator_world, service
 from tests.support.plane.watch_proxy import WatchProxy
 
@@ -71,6 +72,6 @@ async def test_renewals_go_on_while_the_server_answers_429_to_all_else(world: Wo
         seen = await _renewals(world, RENEWALS)
         proxy.limit(spare=None)
         for name in NAMES:
-            await world.until(f"{name} scaled", partial(_has_replicas, world, name, 2))
+            await world.until(f"{name} scaled", partial(_has_replicas, world, name, 2), GUARD_S)
         assert len(seen) == 1, "the leader changed"
         assert operator.alive

@@ -192,7 +192,7 @@ async def test_a_namespace_that_is_deleted_and_made_again_is_served_again(worlds
         await world.create(service(replicas=1))
         await world.ready()
     plane = good.plane
-    await asyncio.to_thread(plane.kubectl, "delete", "namespace", other.namespace, "--timeout=400s")
+    await asyncio.to_thread(plane.kubectl, "delete", "namespace", other.namespace, "--timeout=300s")
     worlds.authorize_again()
     await _unreadable(operator, 1)
     await _serves(good, 2)

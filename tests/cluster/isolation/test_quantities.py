@@ -15,7 +15,7 @@ import pytest_asyncio
 from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.guards import GUARD_S
+from tests.support.operators.operator_process import PATIENCE_S
 from tests.support.operators.operator_rights import CRDS
 from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 
@@ -47,7 +47,7 @@ async def accepted(world: World, manifest: Live) -> None:
 
     It takes a changed CRD up a moment after the change was stored; no event tells when.
     """
-    async with asyncio.timeout(GUARD_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await world.create(manifest)

@@ -20,6 +20,7 @@ from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_kube.errors import NotTaken
 from fleetkeeper_kube.resource import Resource
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, is_ready, operator_world, service
 
 ROOT = Path(__file__).parents[3]
@@ -172,7 +173,7 @@ async def test_a_full_quota_of_the_largest_objects_in_many_namespaces_fits_the_m
         with world.cluster_rights():
             operator = await world.operator(env=everywhere).start().leads()
             await world.create(service(replicas=1))
-            await world.until("ready", lambda: is_ready(world.fis()))
+            await world.until("ready", lambda: is_ready(world.fis()), GUARD_S)
             services = filled["count/inferenceservices.fleetkeeper.io"]
             async with asyncio.timeout(240):
                 while (await operator.metric("fleetkeeper_services") or 0) < services + 1:
@@ -188,7 +189,7 @@ async def test_a_full_quota_of_the_largest_objects_in_many_namespaces_fits_the_m
                         content_type="application/merge-patch+json",
                     )
             await world.change(replicas=2)
-            await world.until("ready", lambda: is_ready(world.fis()))
+            await world.until("ready", lambda: is_ready(world.fis()), GUARD_S)
             peak = operator.peak_bytes() / 1024**2
             print(f"quota {hard}, filled {filled}, {NAMESPACES} namespaces: peak {peak:.0f} MiB")
             assert operator.alive

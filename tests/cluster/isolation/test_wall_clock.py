@@ -11,7 +11,7 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import LEASE
 from fleetkeeper_contract import rfc3339
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.guards import GUARD_S
+from tests.support.operators.operator_process import PATIENCE_S
 from tests.support.operators.operator_world import World, condition, operator_world, service
 
 HOUR_S = 3600.0
@@ -28,7 +28,7 @@ async def test_times_are_right_and_a_new_revision_gets_its_time(world: World, of
     """An hour ahead would time every roll-out out at once, an hour behind would never."""
     began = datetime.now(UTC).timestamp()
     operator = world.operator(env={"WALL_OFF_S": str(off_s)})
-    await operator.start().leads(timeout_s=GUARD_S * 2)
+    await operator.start().leads(timeout_s=PATIENCE_S * 2)
     await world.create(service(replicas=1))
     await world.ready()
     await world.change(engine={"profile": "cuda", "options": {"seed": "7"}})

@@ -184,7 +184,7 @@ def test_killed_fake_nodes_are_played_again(tmp_path: Path) -> None:
         assert plane.processes.ended() == []
         assert plane.healthy()
         plane.kubectl("create", "deployment", "played", "--image=example.invalid/a")
-        plane.kubectl("rollout", "status", "deployment/played", "--timeout=400s")
+        plane.kubectl("rollout", "status", "deployment/played", "--timeout=300s")
 
 
 def test_a_taken_port_is_named_with_its_process(tmp_path: Path) -> None:

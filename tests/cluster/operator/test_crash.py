@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from fleetkeeper.api.names import ANNOTATION_TEMPLATE_HASH
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import Live, World, is_ready, operator_world, service
 
@@ -105,7 +106,9 @@ async def test_a_crash_at_any_write_leaves_no_trace(
         names.append(name)
         operator.start(KILL_AT=f"{name}:{number}:{point}")
         await world.create(_service(name, routing))
-        await world.until(f"{name} crashed or ready", partial(_is_over, world, operator, name))
+        await world.until(
+            f"{name} crashed or ready", partial(_is_over, world, operator, name), GUARD_S
+        )
         if operator.alive:  # the last writes come after the service is ready
             await world.quiet()
         crashes += not operator.alive

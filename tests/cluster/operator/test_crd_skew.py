@@ -11,7 +11,7 @@ import pytest_asyncio
 from fleetkeeper.api.schema.crd import desired_crd
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
-from tests.support.guards import GUARD_S
+from tests.support.operators.operator_process import PATIENCE_S
 from tests.support.operators.operator_rights import CRDS
 from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 from tests.support.operators.reason_checks import apply, reports
@@ -48,7 +48,7 @@ async def test_a_spec_that_was_valid_yesterday_keeps_what_runs(world: World) -> 
 
 async def _scale_once_let_in(world: World, scaling: Live) -> None:
     """The API server follows a changed CRD some moments later, without any event."""
-    async with asyncio.timeout(GUARD_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await world.change(scaling=scaling)

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, is_ready, operator_world, service
 
 
@@ -35,7 +36,7 @@ async def test_a_namespace_ends_with_all_that_is_in_it(world: World, runs: bool)
     if not runs:
         operator.kill()
     world.plane.kubectl("delete", "namespace", world.namespace, "--wait=false")
-    await world.until("namespace gone", partial(_is_gone, world.plane, world.namespace))
+    await world.until("namespace gone", partial(_is_gone, world.plane, world.namespace), GUARD_S)
     await world.until("both gone", lambda: world.fis() is None and world.fis("other") is None)
 
 
@@ -69,6 +70,6 @@ async def test_one_operator_serves_all_namespaces(world: World) -> None:
             ),
         )
         plane.kubectl("delete", "namespace", other, "--wait=false")
-        await world.until("namespace gone", partial(_is_gone, plane, other))
+        await world.until("namespace gone", partial(_is_gone, plane, other), GUARD_S)
         assert operator.alive
         assert is_ready(world.fis())

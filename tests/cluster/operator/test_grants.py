@@ -14,6 +14,7 @@ from fleetkeeper_contract.grants import USAGE_POD_LABELS
 from fleetkeeper_kube.errors import ApiError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.autoscale.control_world import loopback_engines
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 
 GRANT_KEYS = "fleetkeeper_grant_keys"
@@ -156,13 +157,13 @@ async def test_engines_that_demand_nothing_are_reported_until_they_do(
         def reason(name: str) -> object:
             return condition(world.fis(name), "Degraded").get("reason")
 
-        await world.until("reported", lambda: reason("old") == "GrantsNotDemanded")
+        await world.until("reported", lambda: reason("old") == "GrantsNotDemanded", GUARD_S)
         (pod,) = engines.pods("old")
         assert pod["metadata"]["name"] in condition(world.fis("old"), "Degraded")["message"]
         assert reason("new") == "AsExpected"
         assert await world.wait_for_event("old", "Warning", "without a grant")
         engines.demand_grants.add("old")
-        await world.until("cleared", lambda: reason("old") == "AsExpected")
+        await world.until("cleared", lambda: reason("old") == "AsExpected", GUARD_S)
 
 
 async def test_an_access_that_nobody_knows_is_refused_by_the_api_server(world: World) -> None:

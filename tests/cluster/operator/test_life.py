@@ -19,6 +19,7 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFE
 from fleetkeeper.reconcile.status.build import WRITE_EVERY_S
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_process import STOCK, OperatorProcess
 from tests.support.operators.operator_world import (
     World,
@@ -178,7 +179,7 @@ async def test_a_deleted_deployment_comes_back(changed: Fleet) -> None:
     def uid() -> str:
         return str((world.get("Deployment", "lost") or {}).get("metadata", {}).get("uid", before))
 
-    await world.until("deployment back", lambda: uid() != before)
+    await world.until("deployment back", lambda: uid() != before, GUARD_S)
     await world.ready("lost")
 
 

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from fleetkeeper.adapters.kubernetes.resources import CHILDREN, DEPLOYMENT, INFERENCE_SERVICE
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, operator_world, service
 
 SIDECAR = {
@@ -53,7 +54,7 @@ async def test_an_autoscaler_on_the_scale_subresource_is_followed(world: World) 
         },
     }
     world.plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(hpa))
-    await world.until("the autoscaler's minimum", lambda: replicas(world) == 2)
+    await world.until("the autoscaler's minimum", lambda: replicas(world) == 2, GUARD_S)
     await world.until("2 ready", lambda: (world.fis() or {})["status"].get("readyReplicas") == 2)
     await world.quiet(3.0)
     written = world.accepted_writes(mark)

@@ -17,6 +17,7 @@ from fleetkeeper.adapters.kubernetes.resources import CHILDREN, POD
 from fleetkeeper.reconcile.manifests.engine_document import model_of
 from fleetkeeper.reconcile.types import Kind
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, condition, operator_world, service
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -116,7 +117,7 @@ async def end_pod(world: World, phase: str, exit_code: int, message: str = "") -
 
 async def until_pods(world: World, number: int) -> None:
     """Wait until the Jobs have this number of pods."""
-    await world.until(f"{number} pods", lambda: len(job_pods(world)) == number)
+    await world.until(f"{number} pods", lambda: len(job_pods(world)) == number, GUARD_S)
 
 
 async def until_reason(world: World, kind: str, reason: str, timeout_s: float = 60.0) -> None:

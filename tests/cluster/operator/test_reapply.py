@@ -14,7 +14,6 @@ import pytest_asyncio
 from fleetkeeper.adapters.kubernetes.resources import INFERENCE_SERVICE
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.autoscale.control_world import LoopbackEngines, loopback_engines
-from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 
 FLUX, ARGO = "by-flux", "by-argo"
@@ -24,6 +23,7 @@ MANAGERS: Final = {FLUX: "kustomize-controller", ARGO: "argocd-controller"}
 APPLY: Final = {FLUX: ("--server-side",), ARGO: ()}
 """Flux also forces; without that, the API server reports a conflict of ownership."""
 CALM_PER_S, BUSY_PER_S = 4.0, 40.0
+PATIENCE_S = 300.0
 ROUNDS_A_LOAD = 10
 WRITTEN = {"deployments", "inferenceservices/status", "pods"}
 """Pods are only marked for which of them to remove first."""
@@ -110,7 +110,7 @@ async def apply_again(world: World, engines: LoopbackEngines, rounds: int, perio
     """Apply both in every round while the load changes; go on until the autoscaler has acted."""
     number = 0
     raised: set[str] = set()
-    async with asyncio.timeout(rounds * period_s + GUARD_S):
+    async with asyncio.timeout(rounds * period_s + PATIENCE_S):
         while number < rounds or raised != set(NAMES):
             calm = raised == set(NAMES) and number // ROUNDS_A_LOAD % 2
             engines.rate_per_s = dict.fromkeys(NAMES, CALM_PER_S if calm else BUSY_PER_S)

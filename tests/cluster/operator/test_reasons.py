@@ -15,6 +15,7 @@ from fleetkeeper.adapters.kubernetes.resources import DEPLOYMENT, INFERENCE_SERV
 from fleetkeeper.api.names import LABEL_SERVICE
 from fleetkeeper_local.control_plane.access import KubectlError
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import World, condition, operator_world, service
 from tests.support.operators.reason_checks import advice_of, apply, not_ready, policy, reports
 
@@ -199,7 +200,7 @@ async def _end_a_kept_namespace(world: World) -> None:
         await world.until("policy in force", partial(_is_kept, world))
         world.plane.kubectl("delete", "namespace", world.namespace, "--wait=false")
         await not_ready(world, "chat", "NamespaceTerminating", "namespace is being deleted")
-    await world.until("all gone", lambda: world.fis() is None and not world.children())
+    await world.until("all gone", lambda: world.fis() is None and not world.children(), GUARD_S)
 
 
 def _is_kept(world: World) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import World, condition, operator_world, service
 
@@ -52,7 +53,9 @@ async def test_a_revision_that_no_node_fits_is_rolled_back_and_stays_at_rest(wor
     await operator.start().leads()
     await world.create(service(replicas=1, rollout={"startupSeconds": 60}))
     await world.ready()
-    await world.until("ready for long enough", lambda: ready_for_s(world) > GOOD_AFTER_S + 2)
+    await world.until(
+        "ready for long enough", lambda: ready_for_s(world) > GOOD_AFTER_S + 2, GUARD_S
+    )
     good, before = template_hash(world), pods(world)
     await world.change(placement={"nodeSelector": {"no": "such-node"}})
     await world.until(
@@ -61,6 +64,7 @@ async def test_a_revision_that_no_node_fits_is_rolled_back_and_stays_at_rest(wor
             condition(world.fis(), "Stalled").get("reason") == "RolledBack"
             and template_hash(world) == good
         ),
+        GUARD_S,
     )
     await world.until("the bad pod is gone", lambda: pods(world) == before)
     await world.quiet(12.0)

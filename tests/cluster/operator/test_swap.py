@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.gateway.gateway_world import MARKS
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 from tests.support.operators.wake_marks import mark, operator_with_marks
@@ -32,7 +33,9 @@ async def with_one_replica(world: World) -> OperatorProcess:
     rollout = {"startupSeconds": 60, "strategy": "Surge"}
     await world.create(service(access="Gateway", replicas=1, rollout=rollout))
     await world.ready()
-    await world.until("ready for long enough", lambda: ready_for_s(world) > GOOD_AFTER_S + 2)
+    await world.until(
+        "ready for long enough", lambda: ready_for_s(world) > GOOD_AFTER_S + 2, GUARD_S
+    )
     return operator
 
 
@@ -116,7 +119,7 @@ async def test_a_revision_that_no_node_fits_returns_within_the_same_swap(world: 
     await world.change(placement={"nodeSelector": {"no": "such-node"}})
     await world.until("swapping", lambda: is_swapping(world))
     await world.until("written", lambda: template(world) != good)
-    await world.until("back", lambda: template(world) == good)
+    await world.until("back", lambda: template(world) == good, GUARD_S)
     assert is_swapping(world)
     await world.until("awake", lambda: is_awake(world))
     await world.until(

@@ -31,7 +31,7 @@ from fleetkeeper_local.control_plane.control_plane import ControlPlane
 from tests.support.chart.gateway_chart import gateway_values
 from tests.support.chart.helm_chart import HelmError, helm, only, rendered
 from tests.support.gateway.gateway_world import MARKS, role, until
-from tests.support.operators.manual_node import bound_pod, end, manual_node, report
+from tests.support.operators.manual_node import bound_pod, end_pod, manual_node, report
 from tests.support.operators.operator_process import OperatorProcess
 from tests.support.operators.operator_world import Live, World, condition, operator_world, service
 from tests.support.operators.reason_checks import reports
@@ -151,7 +151,7 @@ async def test_an_image_that_cannot_be_pulled_ends_the_wake_and_a_change_wakes_i
         assert (sleep_of(world)["state"], sleep_of(world)["number"]) == ("Asleep", 8)
         await reports(world, "chat", "Ready", "False", "WakeFailed", "ImagePull", "not found")
         await world.until("no replica", lambda: replicas(world) == 0)
-        end(world, pod)
+        end_pod(world, pod)
         await world.quiet()
 
         since = world.mark()

@@ -16,16 +16,7 @@ from fleetkeeper_gateway.hold.budget import OVERHEAD_BYTES
 from fleetkeeper_gateway.hold.line import DECISION_S
 from fleetkeeper_gateway.interfaces import Key, LimitRefused, Service
 from tests.gateway.hold.held import ask, held, hold_of
-from tests.gateway.http.world import (
-    AUTHORIZATION,
-    KEY,
-    StandIn,
-    World,
-    asleep,
-    chat,
-    head,
-    service,
-)
+from tests.gateway.http.world import AUTHORIZATION, KEY, StandIn, World, asleep, chat, head, service
 from tests.support.guards import GUARD_S
 
 LINE = f"Bearer batch.{KEY.id}.signed"

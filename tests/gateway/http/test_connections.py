@@ -10,14 +10,7 @@ import pytest
 from aiohttp import web
 
 from fleetkeeper_gateway.interfaces import Key
-from tests.gateway.http.world import (
-    AUTHORIZATION,
-    CHAT,
-    KEY,
-    World,
-    chat,
-    head,
-)
+from tests.gateway.http.world import AUTHORIZATION, CHAT, KEY, World, chat, head
 from tests.support.guards import GUARD_S
 
 BODY = chat()

@@ -19,16 +19,7 @@ from aiohttp import web
 from fleetkeeper_gateway.interfaces import Key
 from fleetkeeper_gateway.serve import main
 from fleetkeeper_gateway.server import CannotStart
-from tests.gateway.http.world import (
-    AUTHORIZATION,
-    CHAT,
-    PROMPT,
-    SECRET,
-    StandIn,
-    World,
-    chat,
-    head,
-)
+from tests.gateway.http.world import AUTHORIZATION, CHAT, PROMPT, SECRET, StandIn, World, chat, head
 from tests.support.guards import GUARD_S
 
 

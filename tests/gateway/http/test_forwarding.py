@@ -12,16 +12,7 @@ import structlog.testing
 from aiohttp import web
 
 from fleetkeeper_gateway.http.paths import INFERENCE, SENT_AS
-from tests.gateway.http.world import (
-    AUTHORIZATION,
-    CHAT,
-    PROMPT,
-    SECRET,
-    World,
-    chat,
-    head,
-    service,
-)
+from tests.gateway.http.world import AUTHORIZATION, CHAT, PROMPT, SECRET, World, chat, head, service
 from tests.support.guards import GUARD_S
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

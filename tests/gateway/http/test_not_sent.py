@@ -8,14 +8,7 @@ import socket
 import pytest
 from aiohttp import web
 
-from tests.gateway.http.world import (
-    KEY,
-    StandIn,
-    World,
-    chat,
-    head,
-    service,
-)
+from tests.gateway.http.world import KEY, StandIn, World, chat, head, service
 from tests.support.guards import GUARD_S
 
 NO_WORKER = "No available workers (all circuits open or unhealthy)"

@@ -38,8 +38,7 @@ from fleetkeeper_steps.costs import StepCosts
 from tests.support.autoscale.engine_metrics import metrics_text
 from tests.support.autoscale.hostile_engine import Hostility, hostile_answer
 from tests.support.autoscale.loopback_node import LABEL, loopback_node, prove_loopback
-from tests.support.guards import GUARD_S
-from tests.support.operators.operator_process import OperatorProcess
+from tests.support.operators.operator_process import PATIENCE_S, OperatorProcess
 from tests.support.operators.operator_world import World
 from tests.support.services.prometheus_proxy import PrometheusProxy
 
@@ -173,7 +172,7 @@ class LoopbackEngines(PrometheusProxy):
         return await operator.metric("fleetkeeper_breaker_state", *labels)
 
     async def until_source(
-        self, operator: OperatorProcess, service: str, state: float, timeout_s: float = GUARD_S
+        self, operator: OperatorProcess, service: str, state: float, timeout_s: float = PATIENCE_S
     ) -> float:
         """Wait until the gauge has this value; return the seconds that it took."""
         began = time.monotonic()

@@ -39,7 +39,7 @@ def prove_loopback(plane: ControlPlane, namespace: str, node: str, prefix: str) 
     }
     plane.kubectl("create", "-f", "-", input=json.dumps(pod))
     space = ("-n", namespace)
-    plane.kubectl(*space, "wait", "--for=condition=Ready", "pod/probe", "--timeout=400s")
+    plane.kubectl(*space, "wait", "--for=condition=Ready", "pod/probe", "--timeout=300s")
     address = plane.kubectl(*space, "get", "pod", "probe", "-o", "jsonpath={.status.podIP}")
     assert address.startswith(prefix), address
     plane.kubectl(*space, "delete", "pod", "probe", "--wait=false")

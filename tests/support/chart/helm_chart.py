@@ -36,7 +36,7 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
     )
     if done.returncode:
         raise HelmError(done.stderr.strip() or done.stdout.strip())

@@ -7,13 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import requests
 
-from tests.support.engine.engine_contract import (
-    CHAT,
-    COMPLETIONS,
-    chat,
-    completion,
-    post,
-)
+from tests.support.engine.engine_contract import CHAT, COMPLETIONS, chat, completion, post
 from tests.support.engine.supervised_engine import RunningEngine
 from tests.support.guards import GUARD_S
 

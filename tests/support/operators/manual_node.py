@@ -12,6 +12,7 @@ from tests.support.operators.operator_world import Live, World
 from tests.support.operators.reason_checks import apply
 
 MANUAL = "test.fleetkeeper.io/kubelet"
+"""Label of such a node."""
 
 
 @contextmanager
@@ -77,7 +78,7 @@ async def report(world: World, service: str, state: Live, restarts: int = 0, **l
     )
 
 
-def end(world: World, pod: Live) -> None:
+def end_pod(world: World, pod: Live) -> None:
     """Remove a pod that was deleted, as a kubelet does when its processes have ended."""
     name = pod["metadata"]["name"]
     where = ("-n", world.namespace, "delete", "pod", name)

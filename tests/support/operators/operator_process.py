@@ -18,7 +18,6 @@ from typing import Final, Protocol
 import aiohttp
 
 from fleetkeeper_local.control_plane.ports import free_ports
-from tests.support.guards import GUARD_S
 
 FORKS: Final = multiprocessing.get_context("forkserver")
 """A process that imports the operator once, from which each start forks."""
@@ -39,6 +38,8 @@ LONGER_LEASE: Final = {
     "FLEETKEEPER_LEADER__RENEW_DEADLINE_S": "20",
 }
 """Nothing starts an operator again that a stall of the machine cost its Lease; for users it is 15 and 10 s."""
+PATIENCE_S = 400.0
+"""The limit of every wait. Events end a wait, so it only bounds how long a failure takes."""
 
 
 def _run(environment: Mapping[str, str], log: Path, command: tuple[str, ...]) -> None:
@@ -142,7 +143,7 @@ class OperatorProcess:
             self.process.kill()
             self.process.join()
 
-    async def ended(self, timeout_s: float = GUARD_S) -> int:
+    async def ended(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for its end and return its exit code, -9 after SIGKILL."""
         assert self.process is not None
         loop, end = asyncio.get_running_loop(), asyncio.Event()
@@ -181,7 +182,7 @@ class OperatorProcess:
         ]
         return sum(values) if values else None
 
-    async def leads(self, timeout_s: float = GUARD_S) -> OperatorProcess:
+    async def leads(self, timeout_s: float = PATIENCE_S) -> OperatorProcess:
         """Wait until it leads."""
         async with asyncio.timeout(timeout_s):
             while await self.metric("fleetkeeper_leader") != 1.0:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from fleetkeeper.reconcile.observe.pod_problems import ADVICE
 from fleetkeeper_local.control_plane.control_plane import ControlPlane
+from tests.support.guards import GUARD_S
 from tests.support.operators.operator_world import Live, World, condition
 
 
@@ -28,7 +29,7 @@ async def reports(
         return (found.get("status"), found.get("reason")) == (status, reason)
 
     try:
-        await world.until(f"{name}: {kind} {status} {reason}", holds)
+        await world.until(f"{name}: {kind} {status} {reason}", holds, GUARD_S)
     except AssertionError as problem:
         stood = ((world.fis(name) or {}).get("status") or {}).get("conditions")
         raise AssertionError(f"{problem}\n{json.dumps(stood, indent=1)}") from None

@@ -17,7 +17,7 @@ class PatientClient(KubernetesClient):
         """Send a request and return the decoded response.
 
         Raises:
-            ApiError: as of the base; 504 only for POST, which is not sent twice.
+            ApiError: the server refused, or did not answer in time; 504 only for a POST.
         """
         async with asyncio.timeout(GUARD_S):
             while True:

@@ -62,7 +62,7 @@ def _prove(plane: ControlPlane) -> None:
     """
     plane.ensure_nodes(1)
     plane.kubectl("create", "-f", "-", input=json.dumps(PROBE))
-    plane.kubectl("rollout", "status", "deployment/probe", "--timeout=400s")
+    plane.kubectl("rollout", "status", "deployment/probe", "--timeout=300s")
     plane.kubectl("delete", "deployment", "probe", "--wait=false")
 
 

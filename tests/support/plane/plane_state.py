@@ -53,7 +53,7 @@ def claim_namespace(plane: ControlPlane, name: str) -> None:
         "get", "namespace", name, "--ignore-not-found", "-o", "jsonpath={.status.phase}"
     )
     if phase == "Terminating":
-        plane.kubectl("wait", "--for=delete", f"namespace/{name}", "--timeout=400s")
+        plane.kubectl("wait", "--for=delete", f"namespace/{name}", "--timeout=300s")
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(space))
 

@@ -12,14 +12,7 @@ import pytest
 
 from fleetkeeper_gateway.batch.api.files import DOWNLOAD_BYTES, MEMORY_BYTES
 from fleetkeeper_gateway.batch.model import FileRecord
-from tests.support.batch.batch_api import (
-    CHAT,
-    ApiWorld,
-    RawClient,
-    jsonl,
-    line,
-    until,
-)
+from tests.support.batch.batch_api import CHAT, ApiWorld, RawClient, jsonl, line, until
 from tests.support.guards import GUARD_S
 
 DATA = jsonl([line(1)])

@@ -11,15 +11,7 @@ import pytest
 from fleetkeeper_gateway.batch.api.key_state import MAX_DOWNLOADS, MAX_UPLOADS
 from fleetkeeper_gateway.batch.model import FileRecord
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from tests.support.batch.batch_api import (
-    CHAT,
-    ApiWorld,
-    form,
-    jsonl,
-    line,
-    until,
-    upload_head,
-)
+from tests.support.batch.batch_api import CHAT, ApiWorld, form, jsonl, line, until, upload_head
 from tests.support.guards import GUARD_S
 
 DATA = jsonl([line(1)])

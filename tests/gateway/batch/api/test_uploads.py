@@ -12,14 +12,7 @@ import pytest
 from fleetkeeper_gateway.batch.api import upload
 from fleetkeeper_gateway.batch.api.key_state import MAX_UPLOADS
 from fleetkeeper_gateway.batch.settings import BatchSettings
-from tests.support.batch.batch_api import (
-    ApiWorld,
-    form,
-    jsonl,
-    line,
-    until,
-    upload_head,
-)
+from tests.support.batch.batch_api import ApiWorld, form, jsonl, line, until, upload_head
 from tests.support.guards import GUARD_S
 
 PURPOSE = ("purpose", None, b"batch")
