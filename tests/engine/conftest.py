@@ -265,7 +265,7 @@ def pod(start_pod: StartEngine, storage: Storage) -> RunningEngine:
             "engine": {"maxModelLength": 16_384},
             "batching": {"maxTokens": 16_640, "maxSequences": 64},
             "health": {"stallSeconds": 5},
-            "drain": {"seconds": 600, "noticeSeconds": 5},
+            "drain": {"seconds": 600, "noticeSeconds": 15},
             "memory": {"limitBytes": 6 * GIB},
         },
         pod_bytes=6 * GIB,

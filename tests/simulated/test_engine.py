@@ -122,6 +122,21 @@ def test_a_drain_during_a_slow_start_ends_it(start: StartSimulated) -> None:
     assert engine.wait_end() == 0
 
 
+def test_an_engine_that_does_not_stop_at_the_end_of_its_drain_is_no_hang(
+    start: StartSimulated,
+) -> None:
+    """It was told to stop after 2 s and is killed 10 s later. stallSeconds end between the two."""
+    engine = start(drain={"seconds": 2, "noticeSeconds": 0}, health={"stallSeconds": 10})
+    _, vllm = family(engine)
+    name = 'fleetkeeper_running{tier="standard"}'
+    with post(engine, COMPLETIONS, completion(1900, stream=True), stream=True):
+        engine.wait_for(lambda: engine.metrics()[name] == 1, "a request that runs", GUARD_S)
+        engine.process.terminate()
+        vllm.suspend()
+        assert engine.wait_end() == 0
+    assert not (engine.directory / "termination").exists(), "a drain is no death"
+
+
 def test_exhausted_memory_ends_the_pod_with_its_class(start: StartSimulated) -> None:
     """The stream under way gets vLLM's error, and its tokens are counted."""
     engine = start(simulation={"faults": [{"kind": "OutOfMemory", "afterSeconds": 3}]})

@@ -262,7 +262,8 @@ class Supervisor:
 
     async def _watch_health(self) -> None:
         began = time.monotonic()
-        while True:
+        # From then on vLLM stops on purpose, and the drain kills it if it does not.
+        while not self._drained.is_set():
             now = time.monotonic()
             self._pod.observe(now)
             late = not self._pod.started and now - began > self.document.health.startup_seconds
