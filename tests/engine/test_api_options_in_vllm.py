@@ -16,6 +16,7 @@ from fleetkeeper.api.profiles.extra_arguments import extra_argument_errors
 from fleetkeeper.api.types import Quantization
 from fleetkeeper_contract.vllm_options import RESERVED, Setter, refused
 from tests.support.engine.engine_environment import PYTHON
+from tests.support.engine.supervised_engine import START_TIMEOUT_S
 
 pytestmark = pytest.mark.exhaustive
 
@@ -70,7 +71,7 @@ def vllm() -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=START_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

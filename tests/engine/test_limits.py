@@ -17,6 +17,7 @@ from fleetkeeper_engine.shm.layout import SchedulerBlock
 from tests.support.engine.engine_environment import PYTHON
 from tests.support.engine.inside_engine import Answer, InsideEngine, client
 from tests.support.engine.shared_engine import shared_engine
+from tests.support.engine.supervised_engine import START_TIMEOUT_S
 from tests.support.guards import GUARD_S
 
 STREAMS = 64
@@ -249,7 +250,7 @@ print(json.dumps(found))
 def test_the_factory_mixes_into_each_class_that_this_vllm_chooses_from() -> None:
     """Async under an asynchronous runner, the plain one under a synchronous, the diffusion ones for those."""
     done = subprocess.run(
-        [PYTHON, "-c", CHOICES], capture_output=True, text=True, check=True, timeout=200
+        [PYTHON, "-c", CHOICES], capture_output=True, text=True, check=True, timeout=START_TIMEOUT_S
     )
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "sync": "Scheduler",

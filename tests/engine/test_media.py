@@ -17,6 +17,7 @@ import pytest
 from fleetkeeper_engine.supervisor.launch.argv import desired_argv, desired_environment
 from tests.support.engine.engine_documents import a_document
 from tests.support.engine.engine_environment import PYTHON
+from tests.support.engine.supervised_engine import START_TIMEOUT_S
 from tests.unit.engine.test_argv import LAUNCH, PLAN
 
 PROGRAM = """
@@ -86,7 +87,7 @@ def _answers(domains: list[str], urls: list[str]) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=START_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     found: list[Any] = json.loads(done.stdout.splitlines()[-1])
