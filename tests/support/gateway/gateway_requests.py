@@ -13,6 +13,7 @@ from typing import Final
 
 from tests.support.engine.hostile_requests import PATHS, hostile_request
 from tests.support.gateway import gateway_upstream
+from tests.support.guards import GUARD_S
 
 METHODS: Final = (
     b"POST", b"POST", b"POST", b"POST", b"POST", b"POST", b"GET", b"PUT", b"PATCH", b"DELETE",
@@ -187,12 +188,12 @@ def _cut(dice: random.Random, whole: bytes) -> list[bytes]:
     return [whole[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
 
-async def send_raw(port: int, request: RawRequest, guard_s: float = 120.0) -> bytes:
+async def send_raw(port: int, request: RawRequest) -> bytes:
     """Send it and return the whole answer, empty if there was none.
 
     The sending side of a request that may not be whole is closed, so that it ends too.
     """
-    async with asyncio.timeout(guard_s):
+    async with asyncio.timeout(GUARD_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         if request.leaves:
             linger = struct.pack("ii", 1, 0)

@@ -15,6 +15,8 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
+from tests.support.guards import GUARD_S
+
 ENDS: Final = ("whole", "whole", "stream", "stream", "reset", "cut", "garbage", "refuse")
 """Ways to answer that need no further event; a random request has one of them."""
 DONE: Final = b"data: [DONE]\n\n"
@@ -81,7 +83,7 @@ class UpstreamStandIn:
 
     async def open(self, count: int) -> None:
         """Wait until exactly so many requests are being answered."""
-        async with asyncio.timeout(120), self._changed:
+        async with asyncio.timeout(GUARD_S), self._changed:
             await self._changed.wait_for(lambda: self._open == count)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

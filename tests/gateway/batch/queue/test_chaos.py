@@ -13,6 +13,7 @@ from fleetkeeper_gateway.batch.interfaces import QueueDown
 from fleetkeeper_gateway.batch.model import BatchRecord
 from fleetkeeper_gateway.batch.queue import RedisQueue
 from tests.gateway.batch.queue.world import MODEL, World, batch_of, until, up
+from tests.support.guards import GUARD_S
 
 CHUNKS = {"key-a": 600, "key-b": 10, "key-c": 300}
 RESETS = 8
@@ -89,7 +90,7 @@ async def test_every_chunk_is_done_whatever_ends(world: World, tmp_path: Path, s
     truth, choices = Truth(), random.Random(seed)
     lifecycle = await world.queue("lifecycle", idle_s=0.3)
     queues = [await world.queue(f"worker-{number}") for number in range(4)]
-    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
         group.create_task(truth.repair(lifecycle))
         works = [group.create_task(truth.work(queue)) for queue in queues]
         group.create_task(resets(world, truth, tmp_path / "kept", choices))
