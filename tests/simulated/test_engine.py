@@ -125,7 +125,7 @@ def test_a_drain_during_a_slow_start_ends_it(start: StartSimulated) -> None:
 def test_an_engine_that_does_not_stop_at_the_end_of_its_drain_is_no_hang(
     start: StartSimulated,
 ) -> None:
-    """It was told to stop after 2 s and is killed 10 s later. stallSeconds end between the two."""
+    """It gets SIGTERM after 2 s and is killed 10 s later. stallSeconds end between the two."""
     engine = start(drain={"seconds": 2, "noticeSeconds": 0}, health={"stallSeconds": 10})
     _, vllm = family(engine)
     name = 'fleetkeeper_running{tier="standard"}'

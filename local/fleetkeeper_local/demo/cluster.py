@@ -21,6 +21,8 @@ from fleetkeeper_local.control_plane.programs import program_path
 Live = dict[str, Any]
 GROUP, VERSION, PLURAL = "fleetkeeper.io", "v1alpha1", "inferenceservices"
 CHART = Path(__file__).resolve().parents[3] / "charts" / "fleetkeeper"
+COMMAND_TIMEOUT_S = 300.0
+"""A guard: on a busy machine, a command takes tens of seconds to start."""
 REQUEST_TIMEOUT_S = 30.0
 
 
@@ -34,7 +36,7 @@ def on_path(name: str) -> Path:
     return Path(found) if found else program_path(name)
 
 
-def fleetkeeper(*words: str, timeout_s: float, **environment: str) -> str:
+def fleetkeeper(*words: str, timeout_s: float = COMMAND_TIMEOUT_S, **environment: str) -> str:
     """Run the command line as a user does; return its standard output.
 
     Raises:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetkeeper_local.common.errors import LocalError
-from fleetkeeper_local.demo.cluster import Cluster, CommandError, fleetkeeper
+from fleetkeeper_local.demo.cluster import COMMAND_TIMEOUT_S, Cluster, CommandError, fleetkeeper
 from fleetkeeper_local.load.open_loop import Sample
 from fleetkeeper_local.load.summary import summarise
 
@@ -23,7 +23,6 @@ ADMIN_PORT = 8084
 REFUSED = re.compile(
     r'^fleetkeeper_gateway_batch_lines_total\{outcome="(?:key_)?refused"\} (\S+)$', re.MULTILINE
 )
-COMMAND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 900.0
 """For all lines, once the load has ended: seconds, unless engines are replaced."""
 
