@@ -14,7 +14,7 @@ MEANINGS: dict[DeathClass, str] = {
     DeathClass.UNKNOWN: "The engine ended for a reason that its output does not show.",
     DeathClass.HOST_OUT_OF_MEMORY: "The model does not fit into the pod's memory: refused by the memory plan, or OOM-killed.",
     DeathClass.CUDA_OUT_OF_MEMORY: "The model or its cache does not fit into the accelerator's memory.",
-    DeathClass.HUNG: "The engine had pending requests but completed no step for stallSeconds.",
+    DeathClass.HUNG: "The engine completed no step although requests were pending, or vLLM's API server did not answer, for stallSeconds.",
     DeathClass.MODEL_NOT_READABLE: "The model's files exist but cannot be read: permission, gated repository, damaged file.",
 }
 

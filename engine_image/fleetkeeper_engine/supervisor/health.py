@@ -19,6 +19,9 @@ PRIOR_TOKEN_S = 0.02
 """Assumed seconds for a prefill token before any was measured: 8192 tokens may take 160 s."""
 SERVER_PERIOD_S = 10.0
 """Period of the check that vLLM's API server answers at all."""
+NO_STEP = "the engine has pending requests but completes no step"
+NO_ANSWER = "vLLM's API server does not answer GET /health"
+NO_START = "no token was generated within startupSeconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,8 @@ class Readiness:
     cap: str
     """Why the memory cap is not armed; empty if it is."""
     draining: bool
-    moving: bool
+    hang: str
+    """Why requests would wait in vain; empty if they would not."""
     child_alive: bool
 
     @property
@@ -165,6 +169,6 @@ class Readiness:
             (self.started, "no token was generated yet"),
             (not self.cap, self.cap),
             (not self.draining, "draining"),
-            (self.moving, "hung: pending requests, but no step completes"),
+            (not self.hang, f"hung: {self.hang}"),
         )
         return tuple(reason for holds, reason in conditions if not holds)

@@ -19,6 +19,8 @@ from fleetkeeper_engine.shm.layout import (
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import EngineDocument
 from fleetkeeper_engine.supervisor.health import (
+    NO_ANSWER,
+    NO_STEP,
     SERVER_PERIOD_S,
     Progress,
     Readiness,
@@ -205,27 +207,31 @@ class PodState:
 
     def readiness(self, now: float) -> Readiness:
         """Return the conditions of readiness."""
+        is_stalled = not is_moving(self.progress, now, self._stall_s)
         return Readiness(
             started=self.started,
             cap=self.cap_obstacle(),
             draining=self.draining,
-            moving=is_moving(self.progress, now, self._stall_s)
-            and not self.server_silent(now, SERVER_PATIENCE_S),
+            hang=self._hang(now, SERVER_PATIENCE_S, is_stalled=is_stalled),
             child_alive=self.child_alive,
         )
 
-    def is_live(self, now: float) -> bool:
-        """Return False if the engine hangs, or vLLM's API server does not answer at all."""
+    def hang(self, now: float) -> str:
+        """Return why the pod is not live: the engine or vLLM's API server hangs. Empty if it is live."""
         if not self.started:
-            return True
-        return is_live(self.progress, now, self._stall_s) and not self.server_silent(
-            now, self._stall_s
-        )
+            return ""
+        is_stalled = not is_live(self.progress, now, self._stall_s)
+        return self._hang(now, self._stall_s, is_stalled=is_stalled)
+
+    def _hang(self, now: float, patience_s: float, *, is_stalled: bool) -> str:
+        if is_stalled:
+            return NO_STEP
+        return NO_ANSWER if self.server_silent(now, patience_s) else ""
 
     def is_hung(self, now: float) -> bool:
         """Return the verdict for the operator: whether the engine is stalled beyond its allowance.
 
-        It is more cautious than `is_live`: while memory is above its cap, requests wait on purpose.
+        It is more cautious than `hang`: while memory is above its cap, requests wait on purpose.
         A silent API server matters for the liveness probe alone.
         """
         stalled = not is_live(self.progress, now, self._stall_s)

@@ -25,7 +25,7 @@ from fleetkeeper_engine.supervisor.control_files import CONTROL_FILES_PERIOD_S, 
 from fleetkeeper_engine.supervisor.drain import DrainClock, DrainPhase, decide_drain
 from fleetkeeper_engine.supervisor.drain_socket import DRAIN_SOCKET, serve_drain_socket
 from fleetkeeper_engine.supervisor.engine_client import EngineClient
-from fleetkeeper_engine.supervisor.health import SERVER_PERIOD_S
+from fleetkeeper_engine.supervisor.health import NO_START, SERVER_PERIOD_S
 from fleetkeeper_engine.supervisor.launch.errors import StartRefusedError
 from fleetkeeper_engine.supervisor.launch.prepare import prepare
 from fleetkeeper_engine.supervisor.launch.prepared import Prepared
@@ -87,7 +87,8 @@ class Supervisor:
         self._drain: DrainClock | None = None
         self._drain_began = asyncio.Event()
         self._drained = asyncio.Event()
-        self._hung = False
+        self._hang = ""
+        """Why vLLM was killed as hung; empty if it was not."""
         self._memory_own = True
         self._over: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
@@ -267,11 +268,10 @@ class Supervisor:
             now = time.monotonic()
             self._pod.observe(now)
             late = not self._pod.started and now - began > self.document.health.startup_seconds
-            if (late or not self._pod.is_live(now)) and self._child is not None:
-                logger.error(
-                    "engine hung (%s), killing it", "start-up deadline" if late else "no step"
-                )
-                self._hung = True
+            hang = NO_START if late else self._pod.hang(now)
+            if hang and self._child is not None:
+                logger.error("hung, killing vLLM: %s", hang)
+                self._hang = hang
                 self._child.kill_session()
                 return
             await asyncio.sleep(HEALTH_PERIOD_S)
@@ -330,7 +330,7 @@ class Supervisor:
             await asyncio.wait([child.tee], timeout=OUTPUT_PATIENCE_S)
         if self._over.done():
             return self._over.result()
-        if self._drain is not None and not self._hung:
+        if self._drain is not None and not self._hang:
             self._drained.set()
             return None
         death = classify_death(
@@ -338,7 +338,7 @@ class Supervisor:
             status=status,
             phase=self._phase,
             oom_kills=oom_kills,
-            hung=self._hung,
+            hang=self._hang,
         )
         return with_profile(death, self.document.engine.profile)
 

@@ -87,10 +87,6 @@ _RULES: tuple[tuple[DeathClass, str, str], ...] = (
         "vLLM rejected an option",
     ),
 )
-_HUNG = {
-    "start": "no token was generated within startupSeconds",
-    "serve": "the engine had pending requests but completed no step for stallSeconds",
-}
 _COMPILED = tuple((death, re.compile(pattern), message) for death, pattern, message in _RULES)
 _PREFIX = re.compile(r"^(?:\([^)]*\)\s*)*(?:ERROR [^\]]*\] ?)?")
 """Process, level, time and place before a line of vLLM's log."""
@@ -137,7 +133,7 @@ class Death:
 
 
 def classify_death(
-    lines: Sequence[str], *, status: int | None, phase: str, oom_kills: int = 0, hung: bool = False
+    lines: Sequence[str], *, status: int | None, phase: str, oom_kills: int = 0, hang: str = ""
 ) -> Death:
     """Return the class of an engine's end.
 
@@ -146,11 +142,11 @@ def classify_death(
         status: its exit status, negative for a signal; None while it still runs (a hang).
         phase: start or serve.
         oom_kills: processes that the kernel OOM-killed since the start.
-        hung: the supervisor itself ended the engine, because it was not live.
+        hang: why the supervisor itself killed the engine; empty if it did not.
     """
     detail = "\n".join(lines)
-    if hung:
-        return Death(DeathClass.HUNG, _HUNG.get(phase, _HUNG["serve"]), phase, detail)
+    if hang:
+        return Death(DeathClass.HUNG, hang, phase, detail)
     if oom_kills:
         return Death(
             DeathClass.HOST_OUT_OF_MEMORY,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fleetkeeper_contract.step_terms import TERMS
 from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, SchedulerBlock
 from fleetkeeper_engine.supervisor.health import (
+    NO_STEP,
     PRIOR_TOKEN_S,
     Progress,
     Readiness,
@@ -196,8 +197,8 @@ def test_progress_within_the_stall_time_is_never_called_dead(
 
 
 def test_readiness_names_every_obstacle() -> None:
-    good = Readiness(started=True, cap="", draining=False, moving=True, child_alive=True)
+    good = Readiness(started=True, cap="", draining=False, hang="", child_alive=True)
     assert good.obstacles == ()
-    bad = Readiness(started=False, cap="not armed", draining=True, moving=False, child_alive=False)
+    bad = Readiness(started=False, cap="not armed", draining=True, hang=NO_STEP, child_alive=False)
     assert len(bad.obstacles) == 5
     assert "not armed" in bad.obstacles

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fleetkeeper_contract.exit_codes import EXIT_CODES, DeathClass
 from fleetkeeper_engine.spec import Profile
+from fleetkeeper_engine.supervisor.health import NO_ANSWER
 from fleetkeeper_engine.supervisor.termination import (
     DETAIL_BYTES,
     MESSAGE_BYTES,
@@ -166,7 +167,8 @@ def test_the_kernels_verdict_and_our_own_count_more_than_the_output() -> None:
     line = "torch.OutOfMemoryError: CUDA out of memory."
     killed = classify_death([line], status=-9, phase="serve", oom_kills=1)
     assert killed.death is DeathClass.HOST_OUT_OF_MEMORY
-    assert classify_death([line], status=-9, phase="serve", hung=True).death is DeathClass.HUNG
+    hung = classify_death([line], status=-9, phase="serve", hang=NO_ANSWER)
+    assert (hung.death, hung.message) == (DeathClass.HUNG, NO_ANSWER)
 
 
 def test_an_end_by_a_signal_names_it() -> None:

@@ -13,6 +13,7 @@ from fleetkeeper_engine.shm.layout import HeartbeatBlock, MiddlewareBlock, Sched
 from fleetkeeper_engine.shm.region import Region
 from fleetkeeper_engine.spec import parse_document
 from fleetkeeper_engine.supervisor.control_api.metrics import render_metrics
+from fleetkeeper_engine.supervisor.health import NO_ANSWER, NO_STEP
 from fleetkeeper_engine.supervisor.memory.watch import MemoryState
 from fleetkeeper_engine.supervisor.state import PodState
 
@@ -74,7 +75,7 @@ def test_a_step_that_may_last_longer_is_not_hung_however_long_it_is_stalled(engi
     engine.stands_still(300, RUNNING, LONG_STEP)
     assert engine.shown("fleetkeeper_stalled_seconds") >= 300
     assert engine.shown() == 0
-    assert engine.pod.is_live(engine.now)
+    assert engine.pod.hang(engine.now) == ""
 
 
 def test_a_step_beyond_its_allowance_is_hung(engine: Engine) -> None:
@@ -82,7 +83,7 @@ def test_a_step_beyond_its_allowance_is_hung(engine: Engine) -> None:
     assert engine.shown() == 0
     engine.stands_still(3, RUNNING, LONG_STEP)
     assert engine.shown() == 1
-    assert not engine.pod.is_live(engine.now)
+    assert engine.pod.hang(engine.now) == NO_STEP
 
 
 def test_work_without_a_step_in_flight_is_hung_after_the_stall_time(engine: Engine) -> None:
@@ -90,6 +91,16 @@ def test_work_without_a_step_in_flight_is_hung_after_the_stall_time(engine: Engi
     assert engine.shown() == 0
     engine.stands_still(2, RUNNING, HeartbeatBlock(schedule_calls=9))
     assert engine.shown() == 1
+
+
+def test_an_api_server_that_is_silent_is_named(engine: Engine) -> None:
+    """Its next answer is due after `SERVER_PERIOD_S`. It is for the probes alone, not for the operator."""
+    engine.pod.server_answered = engine.now
+    assert engine.pod.readiness(engine.now + 30).obstacles == ()
+    assert engine.pod.readiness(engine.now + 31).obstacles == (f"hung: {NO_ANSWER}",)
+    assert engine.pod.hang(engine.now + STALL_S + 10) == ""
+    assert engine.pod.hang(engine.now + STALL_S + 11) == NO_ANSWER
+    assert engine.shown() == 0
 
 
 def test_an_engine_held_by_its_memory_cap_is_not_hung(engine: Engine) -> None:

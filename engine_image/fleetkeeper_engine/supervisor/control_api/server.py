@@ -77,8 +77,8 @@ class ControlPort:
         """Return 503 if the engine hangs."""
         now = self.monotonic()
         self.pod.observe(now)
-        hung = ("the engine is hung: pending requests, but no step completes",)
-        return _health(() if self.pod.is_live(now) else hung)
+        hang = self.pod.hang(now)
+        return _health((f"hung: {hang}",) if hang else ())
 
     async def ready(self, _request: web.Request) -> web.Response:
         """Return 503 with the reasons while the pod should get no requests."""
