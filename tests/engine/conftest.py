@@ -256,7 +256,7 @@ def start_pod(_starter: StartEngine, tmp_path_factory: pytest.TempPathFactory) -
 def pod(start_pod: StartEngine, storage: Storage) -> RunningEngine:
     """Return a ready engine in a pod of 6 GiB that streamed its model, for prompts of 16,000 tokens.
 
-    Hung after 5 s. The test of the drain ends it (tests/conftest.py runs that test last).
+    The test of the drain ends it (tests/conftest.py runs that test last).
     """
     found = start_pod(
         storage.endpoint,
@@ -264,7 +264,6 @@ def pod(start_pod: StartEngine, storage: Storage) -> RunningEngine:
         sections={
             "engine": {"maxModelLength": 16_384},
             "batching": {"maxTokens": 16_640, "maxSequences": 64},
-            "health": {"stallSeconds": 5},
             "drain": {"seconds": 600, "noticeSeconds": 15},
             "memory": {"limitBytes": 6 * GIB},
         },

@@ -144,7 +144,7 @@ def _run_directory(engine: RunningEngine) -> str:
 async def test_a_long_prefill_is_no_hang_and_a_drain_with_50_streams_loses_none(
     pod: RunningEngine,
 ) -> None:
-    """One step of 16,000 tokens lasts three times stallSeconds; 6 GiB hold it; then SIGTERM with 50 streams.
+    """One step of 16,000 tokens lasts longer than stallSeconds; 6 GiB hold it; then SIGTERM with 50 streams.
 
     Last, for it ends the pod.
     """
@@ -153,12 +153,12 @@ async def test_a_long_prefill_is_no_hang_and_a_drain_with_50_streams_loses_none(
     prompt = [5 + token % 1000 for token in range(PROMPT)]
     began = time.monotonic()
     request = asyncio.create_task(asyncio.to_thread(engine.complete, 1, prompt=prompt))
-    await asyncio.to_thread(stretch_step, engine, PROMPT, 3 * stall_s)
+    await asyncio.to_thread(stretch_step, engine, PROMPT, stall_s + 10)
     answer = await request
     took = time.monotonic() - began
     print(f"a prefill of {PROMPT} tokens took {took:.1f} s, stallSeconds are {stall_s}")
     assert answer.status_code == 200
-    assert took > 3 * stall_s
+    assert took > stall_s + 10
     assert engine.metrics()["fleetkeeper_steps_total"] - steps <= 3, "it was one long step"
     assert (engine.health("live"), engine.health("ready")) == (200, 200)
     await asyncio.to_thread(full_load, engine)
