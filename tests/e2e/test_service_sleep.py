@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,8 +12,9 @@ import pytest
 from fleetkeeper_local.demo import asleep, inject
 from fleetkeeper_local.demo.fleet import Fleet
 from fleetkeeper_local.demo.front_door import FrontDoor
-from fleetkeeper_local.demo.installation import Installation
+from fleetkeeper_local.demo.installation import GATEWAY, Installation
 from fleetkeeper_local.node.node import Node
+from tests.support.guards import GUARD_S
 from tests.support.node.service_world import (
     await_operators,
     gateway_pods,
@@ -87,11 +89,23 @@ def test_a_request_whose_gateways_were_killed_wakes_it_once(
         lambda: all(pod.ready and pod.identity not in old for pod in gateway_pods(product)),
         "gateways that started again",
     )
+    # Pods are ready a moment before the node sends connections to them.
+    rare.until(lambda: takes_connections(product), "the address of the gateways")
     asleep.ask(door, key, rare.name)
     after = asleep.awake(rare)
     assert after["number"] == before["number"]
     assert len(after["startSeconds"]) == len(before["startSeconds"]) + 1
     assert marks(product)[uid] == mark
+
+
+def takes_connections(product: Installation) -> bool:
+    """Return whether a pod is behind the gateway's address; the node refuses connections if none is."""
+    address = product.cluster.cluster_ip(product.namespace, GATEWAY)
+    try:
+        socket.create_connection((address, 80), timeout=GUARD_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def marks(product: Installation) -> dict[str, str]:
