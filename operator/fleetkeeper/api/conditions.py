@@ -12,6 +12,14 @@ from typing import Any, Self
 MESSAGE_MAX_LENGTH = 256
 
 
+def fit_message(message: str) -> str:
+    """Return a message that fits into a condition. Its middle is cut, because its end says what to do."""
+    if len(message) <= MESSAGE_MAX_LENGTH:
+        return message
+    half = (MESSAGE_MAX_LENGTH - len("...")) // 2
+    return f"{message[:half].rstrip()}...{message[-half:].lstrip()}"
+
+
 class DocumentedEnum(StrEnum):
     """An enum whose members carry their explanation in `.text`."""
 

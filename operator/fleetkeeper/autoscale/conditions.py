@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason, Status
+from fleetkeeper.api.conditions import ConditionType, Reason, Status, fit_message
 from fleetkeeper.autoscale.decision import ControlDecision
 from fleetkeeper.autoscale.signals.samples import Source
 from fleetkeeper.autoscale.signals.service_signals import Signals
@@ -21,7 +21,7 @@ def metrics_conditions(decision: ControlDecision) -> tuple[ReportedCondition, ..
 def _condition(
     kind: ConditionType, status: Status, reason: Reason, message: str
 ) -> ReportedCondition:
-    return ReportedCondition(kind, status, reason, (message or reason.text)[:MESSAGE_MAX_LENGTH])
+    return ReportedCondition(kind, status, reason, fit_message(message or reason.text))
 
 
 def _metrics_available(decision: ControlDecision) -> tuple[Status, Reason, str]:

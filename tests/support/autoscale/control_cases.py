@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleetkeeper.api.conditions import MESSAGE_MAX_LENGTH, ConditionType, Reason
+from fleetkeeper.api.conditions import ConditionType, Reason, fit_message
 from fleetkeeper.autoscale.arbitrate import Allocation
 from fleetkeeper.autoscale.decision import ControlDecision, TickResult
 from fleetkeeper.autoscale.memory import ControlMemory
@@ -157,7 +157,7 @@ def reported_status(report: ControlReport | None) -> dict[str, Any]:
             "type": str(kind),
             "status": str(row.status),
             "reason": str(row.reason),
-            "message": row.message[:MESSAGE_MAX_LENGTH],
+            "message": fit_message(row.message),
         }
         for kind, row in {**measured, **decided}.items()
     ]

@@ -13,6 +13,7 @@ from fleetkeeper.api.conditions import (
     ONLY_WHEN_TRUE,
     ConditionType,
     Reason,
+    fit_message,
 )
 from fleetkeeper.api.profiles.profile import ProfileCatalog
 from fleetkeeper.common.values import (
@@ -64,6 +65,17 @@ def test_each_reason_is_reported_in_available_and_ready(reason: Reason) -> None:
         condition = condition_of(REACHED[reason], kind)
         assert (condition["status"], condition["reason"]) == ("False", reason)
         assert len(condition["message"]) <= MESSAGE_MAX_LENGTH
+
+
+def test_a_message_that_is_too_long_keeps_its_end() -> None:
+    """Its end says what to do."""
+    short = f"The last start failed: {'x' * 213} Check the image."
+    assert fit_message(short) == short
+    fitted = fit_message(short.replace("xx", "xyx"))
+    assert len(fitted) <= MESSAGE_MAX_LENGTH
+    assert fitted.startswith("The last start failed: xyx")
+    assert "..." in fitted
+    assert fitted.endswith("Check the image.")
 
 
 STALLS = (

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fleetkeeper.api.conditions import (
-    MESSAGE_MAX_LENGTH,
     ONLY_WHEN_TRUE,
     ConditionType,
     Status,
+    fit_message,
     previous_condition,
 )
 from fleetkeeper.reconcile.status.assessment import Assessment
@@ -69,5 +69,5 @@ def _to_status(
         "observedGeneration": assessment.generation,
         "lastTransitionTime": since or rfc3339.format(now),
         "reason": str(value.reason),
-        "message": value.message[:MESSAGE_MAX_LENGTH],
+        "message": fit_message(value.message),
     }
