@@ -244,14 +244,15 @@ def _ask(
         scope = usage.limiting_namespace(want.key)
         near = [other for other in wants if scope in (None, other.namespace)]
         lacking = (want.replicas - granted[want.key].replicas) * want.gpus_per_replica
-        soon = usage.leaving(scope) + sum(other.gpus_to_leave for other in near)
-        soon = max(0, soon - sum(gpus for of, gpus in promised if scope in (None, of)))
+        held = granted[want.key].replicas * want.gpus_per_replica
+        # Below 0 if more is in use than allowed, because the budget was lowered.
+        free = (usage.allowance(want.key).gpus or 0) - held
+        soon = free + usage.leaving(scope) + sum(other.gpus_to_leave for other in near)
+        soon -= sum(gpus for of, gpus in promised if scope in (None, of))
         if soon >= lacking:
             promised.append((want.namespace, lacking))
             continue
-        held = granted[want.key].replicas * want.gpus_per_replica
-        free = max(0, (usage.allowance(want.key).gpus or 0) - held)
-        missing = want.gpus_per_replica - free - soon
+        missing = want.gpus_per_replica - soon
         if _ask_for_kept(want, near, missing, granted) or _ask_to_sleep(
             want, near, missing, granted, usage
         ):

@@ -116,6 +116,16 @@ def test_the_fewest_services_that_make_room_are_asked() -> None:
     assert asked(WAKES, idle("two", replicas=2), gpus=2) == {"two": FOR}
 
 
+def test_no_service_sleeps_in_vain_after_the_budget_was_lowered() -> None:
+    """What is in use beyond the budget must leave before there is room."""
+    assert asked(WAKES, idle("one"), BUSY, gpus=1) == {}
+    assert asked(WAKES, idle("one"), idle("two"), gpus=1) == {"one": FOR, "two": FOR}
+    assert asked(WAKES, idle("one"), gpus=1, leaving=1) == {"one": FOR}
+    assert asked(WAKES, idle("one"), BUSY, gpus=1, leaving=1) == {}
+    keeps = Want("a", "keeps", 1, 1, kept=1)
+    assert not granted(WAKES, BUSY, keeps, gpus=1)["keeps"].releases
+
+
 def test_all_accelerators_of_a_replica_become_free_on_one_node() -> None:
     large = replace(WAKES, gpus_per_replica=2)
     spread = [idle(f"s{number}", number, nodes=(f"node-{number}",)) for number in range(1, 4)]
