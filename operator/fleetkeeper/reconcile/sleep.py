@@ -217,10 +217,14 @@ def _is_settled(inputs: ReconcileInputs) -> bool:
 
 
 def _with_start(facts: Facts, before: Sleep, now: float) -> Sleep:
-    """Return the sleep with the duration of the start that just ended, if one began after the mark."""
-    if not any(pod.created >= before.since for pod in facts.engine_pods):
+    """Return the sleep with the duration of the start that just ended, if one began after the mark.
+
+    A start counts from its first pod: how long a wake waits for room says nothing about the next one.
+    """
+    created = [pod.created for pod in facts.engine_pods if pod.created >= before.since]
+    if not created:
         return before
-    starts = (*before.start_seconds, max(1, round(now - before.since)))
+    starts = (*before.start_seconds, max(1, round(now - min(created))))
     return replace(before, start_seconds=starts[-KEPT_STARTS:])
 
 

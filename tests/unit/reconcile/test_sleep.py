@@ -243,6 +243,8 @@ def test_without_room_it_waits_in_waking_and_says_why() -> None:
     assert world.condition("ScalingLimited") == ("True", "GPUBudget")
     world = settle(replace(world, allowance=Allowance(1, "the fleet's budget of 4 GPUs")))
     assert sleep_of(world).state is None
+    (took_s,) = sleep_of(world).start_seconds
+    assert 1 <= took_s <= 30, "the wait for room is no part of the start"
 
 
 def test_a_failed_start_frees_its_accelerators_and_needs_a_new_mark() -> None:
