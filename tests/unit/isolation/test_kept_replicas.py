@@ -65,11 +65,13 @@ def test_nothing_is_asked_where_no_replica_is_only_kept_or_no_budget_limits() ->
 
 
 def test_what_becomes_free_soon_is_not_asked_for_again() -> None:
-    assert asked(LACKS, KEEPS, leaving=1) == (["keeps"], ["lacks"]), "two are lacking"
-    assert asked(LACKS, KEEPS, leaving=2) == ([], [])
+    expected = (["keeps"], ["lacks"])
+    assert asked(LACKS, KEEPS, budget=Budget(9), leaving=1) == expected, "two are lacking"
+    assert asked(LACKS, KEEPS, budget=Budget(10), leaving=2) == ([], [])
+    assert asked(LACKS, KEEPS, leaving=2) == expected, "what leaves is beyond the budget"
     releasing = replace(KEEPS, replicas=5)
     other = Want("b", "other", 1, 1, kept=1)
-    assert asked(replace(LACKS, replicas=3), releasing, other) == ([], [])
+    assert asked(replace(LACKS, replicas=3), releasing, other, budget=Budget(9)) == ([], [])
 
 
 def test_nothing_is_asked_that_makes_no_room_for_a_replica() -> None:
