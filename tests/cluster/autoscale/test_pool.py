@@ -189,7 +189,7 @@ async def test_a_budget_lowered_while_it_wakes_stops_nothing_that_runs(pool: Poo
     await pool.world.until("waking", lambda: pool.sleep("late").get("state") == SleepState.WAKING)
     pool.operators[0].kill()
     await pool.start("b", accelerators=ACCELERATORS - 1)
-    # A new leader needs half a minute until it knows that a service is idle.
+    # A new leader first has to see that a service is idle: without the rule, 5 periods pass too.
     await pool.waits_in_vain("late", periods=20)
     assert len(pool.pods("busy", "idle")) == ACCELERATORS
     pool.operators[1].kill()
